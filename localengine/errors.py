@@ -1,0 +1,52 @@
+"""Every exception that the engine raises.
+
+::
+
+    EngineError
+    ├── ModelFileError      a weights, tokenizer or template file cannot be used; names the file and the remedy
+    ├── PromptError         a prompt that can never be served, raised at submit
+    │   └── PromptTooLong   prompt plus max_tokens exceed the context, or the KV cache
+    ├── EngineBusy          the bounded waiting queue is full
+    ├── EngineClosed        submitted after close, or closed while waiting
+    └── EngineDied          the step loop failed; the engine can be started again
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "EngineBusy",
+    "EngineClosed",
+    "EngineDied",
+    "EngineError",
+    "ModelFileError",
+    "PromptError",
+    "PromptTooLong",
+]
+
+
+class EngineError(Exception):
+    """Base of every exception that the engine raises."""
+
+
+class ModelFileError(EngineError):
+    """A model file is missing, truncated, or of a kind that the engine does not run."""
+
+
+class PromptError(EngineError):
+    """The prompt cannot be served, however long one waits."""
+
+
+class PromptTooLong(PromptError):
+    """Prompt plus ``max_tokens`` exceed the model's context or the whole KV cache."""
+
+
+class EngineBusy(EngineError):
+    """The bounded waiting queue of the request's class is full."""
+
+
+class EngineClosed(EngineError):
+    """The engine was closed before or while the request was served."""
+
+
+class EngineDied(EngineError):
+    """The step loop failed. Every waiter gets this; the engine can be started again."""

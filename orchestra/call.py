@@ -1,0 +1,112 @@
+"""One request as everything between the transport and the wire sees it.
+
+On its way a request changes shape as seldom as possible: HTTP request -> `Call` -> lease -> `Outcome` -> HTTP
+response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["Call", "Charge", "Headers", "Outcome", "Usage"]
+
+Headers = tuple[tuple[str, str], ...]
+"""Header lines in order. Names are lower-case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request.
+
+    ``url`` is where the caller pointed it; ``headers`` are the caller's own, without our tag; ``body`` is what
+    the caller sent and ``payload`` the same parsed, where it is a JSON object. ``job`` groups bulk calls for
+    fairness. ``expires_at`` bounds the whole, queueing included, on the monotonic clock; ``queue_bound`` bounds
+    the wait for admission only, in seconds. ``read_timeout`` and ``connect_timeout`` are the caller's HTTP
+    timeouts in seconds, which start to count when the request is sent.
+    """
+
+    id: str
+    method: str
+    url: str
+    headers: Headers
+    body: bytes = field(repr=False)
+    payload: Mapping[str, Any] | None = field(repr=False)
+    traffic: TrafficClass = TrafficClass.INTERACTIVE
+    job: str | None = None
+    expires_at: float | None = None
+    queue_bound: float | None = None
+    read_timeout: float | None = 600.0
+    connect_timeout: float | None = 5.0
+
+    @property
+    def model(self) -> str | None:
+        model = self.payload.get("model") if self.payload is not None else None
+        return model if isinstance(model, str) else None
+
+    @property
+    def streams(self) -> bool:
+        return self.payload is not None and self.payload.get("stream") is True
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a call takes from its pool, by metric. ``tokens`` is what a combined limit counts, by the provider's
+    own rule, and need not be the sum of the other two."""
+
+    requests: float = 1.0
+    tokens: float = 0.0
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that a call used.
+
+    ``input_tokens`` include cached ones. ``certainty`` tells a count that the provider reported from one that we
+    estimated, and both from not knowing.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    certainty: Literal["known", "estimated", "unknown"] = "unknown"
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The answer to a call, whoever gave it.
+
+    The body is read once: by iterating ``body`` or by `read`. Whoever holds an outcome ends it, by reading to
+    the end or by `aclose`; both may be called again without harm.
+    ``route`` names who answered; ``usage`` is filled in by the time the body has ended.
+    """
+
+    status: int
+    headers: Headers
+    body: AsyncIterator[bytes] = field(repr=False)
+    route: str
+    usage: Usage = field(default_factory=Usage)
+    close: Callable[[], Awaitable[None]] = field(default=_nothing, repr=False)
+
+    async def read(self) -> bytes:
+        """Return the whole body and end the outcome."""
+        try:
+            return b"".join([chunk async for chunk in self.body])
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        await self.close()
+
+    def header(self, name: str) -> str | None:
+        """Return the first header of that lower-case name."""
+        return next((value for key, value in self.headers if key == name), None)
