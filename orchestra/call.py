@@ -6,13 +6,18 @@ response.
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["Call", "Charge", "Headers", "Outcome", "Usage"]
+__all__ = ["ORIGIN", "Call", "Charge", "Headers", "Outcome", "Usage"]
+
+ORIGIN = "https://orchestra.invalid"
+"""The host of calls that we originate. It names nobody (RFC 6761), so nothing can be sent there by mistake."""
 
 Headers = tuple[tuple[str, str], ...]
 """Header lines in order. Names are lower-case."""
@@ -41,6 +46,34 @@ class Call:
     queue_bound: float | None = None
     read_timeout: float | None = 600.0
     connect_timeout: float | None = 5.0
+
+    @classmethod
+    def originate(
+        cls,
+        path: str,
+        payload: Mapping[str, Any],
+        *,
+        traffic: TrafficClass = TrafficClass.INTERACTIVE,
+        job: str | None = None,
+        expires_at: float | None = None,
+        queue_bound: float | None = None,
+    ) -> Call:
+        """Return a call of our own making, for the endpoint at ``path`` (``/v1/chat/completions``, ...).
+
+        It points at no host: its model's routes say where it goes.
+        """
+        return cls(
+            id=uuid.uuid4().hex,
+            method="POST",
+            url=ORIGIN + path,
+            headers=(("content-type", "application/json"), ("accept", "application/json")),
+            body=json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode(),
+            payload=payload,
+            traffic=traffic,
+            job=job,
+            expires_at=expires_at,
+            queue_bound=queue_bound,
+        )
 
     @property
     def model(self) -> str | None:

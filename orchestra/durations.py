@@ -39,7 +39,7 @@ def _seconds(value: float | str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return ``seconds`` as a short text of at most two units: ``850ms``, ``12.3s``, ``4m05s``, ``6h30m``, ``2d3h``."""
+    """Return ``seconds`` as a short text of at most two units: ``850ms``, ``12.3s``, ``4m05s``, ``6h30m``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     if seconds < 60:
