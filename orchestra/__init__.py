@@ -1,0 +1,93 @@
+"""One LLM account or GPU, shared by interactive and bulk work.
+
+Everything public is here, and is loaded when it is first used: importing this package, or one of those inside it
+(`orchestra.kernels`), loads nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestra import errors
+    from orchestra.chat_stream import ChatStream
+    from orchestra.client import Orchestra, http_client
+    from orchestra.config import Config, load_config
+    from orchestra.errors import (
+        AdmissionError,
+        AdmissionTimeout,
+        AllRoutesFailed,
+        BudgetExceeded,
+        CallError,
+        ConfigError,
+        ConnectionFailed,
+        InputError,
+        JobError,
+        JobLocked,
+        LocalEngineError,
+        OrchestraError,
+        ProviderError,
+        QueueFull,
+        StreamInterrupted,
+        UnknownModelError,
+    )
+    from orchestra.jobs import Job
+    from orchestra.openai_types import ChatCompletion, ChatCompletionChunk
+    from orchestra.tagging import bulk, interactive
+
+__all__ = [
+    "AdmissionError",
+    "AdmissionTimeout",
+    "AllRoutesFailed",
+    "BudgetExceeded",
+    "CallError",
+    "ChatCompletion",
+    "ChatCompletionChunk",
+    "ChatStream",
+    "Config",
+    "ConfigError",
+    "ConnectionFailed",
+    "InputError",
+    "Job",
+    "JobError",
+    "JobLocked",
+    "LocalEngineError",
+    "Orchestra",
+    "OrchestraError",
+    "ProviderError",
+    "QueueFull",
+    "StreamInterrupted",
+    "UnknownModelError",
+    "bulk",
+    "errors",
+    "http_client",
+    "interactive",
+    "load_config",
+]
+
+_HOMES = {
+    "ChatCompletion": "openai_types",
+    "ChatCompletionChunk": "openai_types",
+    "ChatStream": "chat_stream",
+    "Config": "config",
+    "Job": "jobs",
+    "Orchestra": "client",
+    "bulk": "tagging",
+    "http_client": "client",
+    "interactive": "tagging",
+    "load_config": "config",
+}
+"""Where each name lives. What is not told here lives in `errors`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
+    value = globals()[name] = home if name == "errors" else getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

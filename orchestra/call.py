@@ -60,14 +60,16 @@ class Call:
     ) -> Call:
         """Return a call of our own making, for the endpoint at ``path`` (``/v1/chat/completions``, ...).
 
-        It points at no host: its model's routes say where it goes.
+        It points at no host: its model's routes say where it goes. Raises TypeError or ValueError where the
+        payload cannot be written as JSON.
         """
         return cls(
             id=uuid.uuid4().hex,
             method="POST",
             url=ORIGIN + path,
             headers=(("content-type", "application/json"), ("accept", "application/json")),
-            body=json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode(),
+            # ASCII, since half a surrogate has no UTF-8
+            body=json.dumps(payload, allow_nan=False, separators=(",", ":")).encode(),
             payload=payload,
             traffic=traffic,
             job=job,
@@ -114,7 +116,7 @@ async def _nothing() -> None:
     return None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Outcome:
     """The answer to a call, whoever gave it.
 

@@ -55,12 +55,14 @@ class ConfigError(OrchestraError):
 class InputError(OrchestraError):
     """A request or an input file cannot be used. Nothing was sent.
 
-    ``param`` names the offending field in the request's own dialect, where there is one.
+    ``param`` names the offending field in the request's own dialect, where there is one, and ``code`` is what that
+    dialect calls the fault (``context_length_exceeded``).
     """
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class UnknownModelError(InputError):

@@ -36,6 +36,16 @@ class Tag:
     timeout: float | None = None
     deadline: float | None = None
 
+    def expires_at(self, now: float, wall: float) -> float | None:
+        """Return the instant that bounds a call which starts now, on the clock of ``now``; None where none does.
+
+        ``wall`` is unix time.
+        """
+        bounds = [] if self.timeout is None else [now + self.timeout]
+        if self.deadline is not None:
+            bounds.append(now + self.deadline - wall)
+        return min(bounds, default=None)
+
 
 _tag: ContextVar[Tag | None] = ContextVar("orchestra_tag", default=None)
 

@@ -1,0 +1,47 @@
+# Each target does its own set-up. What is there already is not made again.
+
+PYTHON ?=
+export PYTHON
+
+BIN := .venv/bin
+MODEL := smollm2-135m
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint format soak model setup setup-dev clean
+
+help:  ## Say what there is.
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: setup model  ## Chat and a bulk job on one engine, measured: no key, no server. Ends with a table and a plot.
+	@$(BIN)/orchestra demo
+
+test: setup-dev model  ## All tests.
+	@echo "==> running the tests"
+	@$(BIN)/pytest -q $(ARGS)
+
+lint: setup-dev  ## Format, style and types, as CI checks them.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup-dev  ## Put the source into its form.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+soak: setup-dev model  ## The long randomised tests, whole: an hour or more.
+	@echo "==> running the long tests, whole"
+	@$(BIN)/pytest -m soak --soak --timeout=0 $(ARGS)
+
+clean:  ## Remove what was made here, the virtual environment included. The model's cache stays.
+	rm -rf .venv build dist demo-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup:
+	@scripts/setup all
+
+setup-dev:
+	@scripts/setup all,dev
+
+model:
+	@$(BIN)/orchestra model pull $(MODEL)

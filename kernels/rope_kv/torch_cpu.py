@@ -1,0 +1,31 @@
+"""Rotary embedding and KV write on a CPU: five operations for all tokens and heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["rope_kv"]
+
+
+def rope_kv(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor) -> Tensor:
+    """Rotate queries and keys, write keys and values into the pool, return the queries.
+
+    ``qkv`` [tokens, (heads + 2 * kv_heads) * head_dim]: the query heads, then the key heads, then the value heads.
+    ``cos``, ``sin`` [tokens, head_dim / 2]: of each token's position. Dimension ``i`` turns with dimension
+    ``i + head_dim / 2`` (the half-rotation layout of Hugging Face checkpoints).
+    ``slots`` int64 [tokens]: where a token's keys and values go, ``block * block_size + offset``, all different.
+    ``pool`` [blocks, block_size, kv_heads, 2 * head_dim]: written in place.
+    Returns [tokens, heads, head_dim].
+    """
+    kv_heads, head_dim = pool.shape[2], pool.shape[3] // 2
+    vectors = qkv.view(qkv.shape[0], -1, 2, head_dim // 2)  # [tokens, heads + 2 * kv_heads, 2, half]
+    both = vectors[:, :-kv_heads]  # queries and keys
+    cos, sin = cos[:, None, None], sin[:, None]  # broadcast over heads (and halves)
+    turned = both * cos
+    turned[:, :, 0].addcmul_(both[:, :, 1], sin, value=-1)
+    turned[:, :, 1].addcmul_(both[:, :, 0], sin)
+    turned = turned.flatten(2)  # [tokens, heads + kv_heads, head_dim]
+    values = vectors[:, -kv_heads:].flatten(2)  # [tokens, kv_heads, head_dim]
+    pool.flatten(0, 1).index_copy_(0, slots, torch.cat([turned[:, -kv_heads:], values], dim=-1))
+    return turned[:, :-kv_heads]

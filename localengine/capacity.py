@@ -1,0 +1,165 @@
+"""What fits: memory to weights, blocks and concurrent requests. Arithmetic, but for one look at free memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestra.localengine.models.spec import ModelSpec
+
+__all__ = ["Capacity", "available_memory", "default_kv_bytes", "plan_capacity", "weight_values"]
+
+_FLOAT32_BYTES = 4
+_DEFAULT_KV_LIMIT = 1 << 30
+_DEFAULT_KV_SHARE = 4  # a quarter of the free memory: weights, activations and the application want the rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """A model's memory and what it can hold at once, in bytes, blocks and tokens.
+
+    ``weight_bytes``: as the engine keeps them. ``num_blocks`` blocks of ``block_size`` tokens make the KV pool.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_blocks: int
+    max_position: int
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        return self.kv_bytes_per_token * self.block_size
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.kv_bytes_per_block * self.num_blocks
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def max_context(self) -> int:
+        """The longest request, prompt and output together, in tokens."""
+        return min(self.max_position, self.max_tokens)
+
+    def concurrency(self, tokens: int) -> int:
+        """How many requests of ``tokens`` tokens each, prompt and output together, the pool holds at once."""
+        if tokens < 1:
+            raise ValueError(f"a request has at least 1 token, not {tokens}")
+        return self.num_blocks // -(-tokens // self.block_size)
+
+    def describe(self) -> str:
+        """Two sentences for people."""
+        whole = self.max_context
+        return (
+            f"Weights take {_human(self.weight_bytes)} and the KV cache {_human(self.kv_bytes)}, which is "
+            f"{self.max_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}. "
+            f"That holds {self.concurrency(min(512, whole)):,} requests of {min(512, whole):,} tokens at once, "
+            f"or {self.concurrency(whole):,} of the longest possible, {whole:,}."
+        )
+
+
+def plan_capacity(
+    spec: ModelSpec, *, block_size: int, kv_bytes: int | None = None, free_bytes: int | None = None
+) -> Capacity:
+    """What fits into ``kv_bytes`` of KV cache.
+
+    None asks :func:`default_kv_bytes` for it, with ``free_bytes`` of memory beside the weights (None: what is
+    free now, which is right once the weights are loaded). Raises ValueError where not even one block fits.
+    """
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, not {block_size}")
+    if kv_bytes is None:
+        kv_bytes = default_kv_bytes(available_memory() if free_bytes is None else free_bytes)
+    kv_bytes_per_token = spec.kv_values_per_token * _FLOAT32_BYTES
+    num_blocks = kv_bytes // (kv_bytes_per_token * block_size)
+    if num_blocks < 1:
+        raise ValueError(
+            f"a KV cache of {_human(kv_bytes)} holds no block of {block_size} tokens, which takes "
+            f"{_human(kv_bytes_per_token * block_size)}: raise kv_bytes, or free some memory"
+        )
+    return Capacity(
+        weight_bytes=_weight_bytes(spec),
+        kv_bytes_per_token=kv_bytes_per_token,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_position=spec.max_position,
+    )
+
+
+def weight_values(spec: ModelSpec) -> int:
+    """Numbers in the model's weights: its parameters, a tied embedding counted once."""
+    hidden = spec.hidden_size
+    attention = 2 * hidden * (spec.num_heads + spec.num_kv_heads) * spec.head_dim  # q and out, k and v
+    mlp = 3 * hidden * spec.intermediate_size
+    norms = 2 * hidden
+    embeddings = spec.vocab_size * hidden * (1 if spec.tie_embeddings else 2)
+    return embeddings + spec.num_layers * (attention + mlp + norms) + hidden
+
+
+def default_kv_bytes(free_bytes: int) -> int:
+    """KV cache for a machine with ``free_bytes`` of memory: a quarter of it, at most 1 GiB."""
+    return max(0, min(_DEFAULT_KV_LIMIT, free_bytes // _DEFAULT_KV_SHARE))
+
+
+def available_memory() -> int:
+    """Bytes that may be allocated without swapping, within the container's limit where there is one."""
+    linux = _fields(Path("/proc/meminfo")).get("MemAvailable:")  # KiB
+    free = _half_of_physical() if linux is None else linux * 1024
+    for folder, limit, used, cache in _CGROUPS:
+        bound = _number(folder / limit)
+        if bound is not None:
+            reclaimable = _fields(folder / "memory.stat").get(cache, 0)
+            free = min(free, bound - (_number(folder / used) or 0) + reclaimable)
+    return max(0, free)
+
+
+# a container sees its own limits here: version 2 of the interface, then version 1
+_CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def _half_of_physical() -> int:
+    """A guess at what is free where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (AttributeError, ValueError):  # no such call or name on this system
+        return _DEFAULT_KV_LIMIT * _DEFAULT_KV_SHARE
+
+
+def _weight_bytes(spec: ModelSpec) -> int:
+    # a tied embedding is kept twice: as a lookup table and as a packed matrix
+    copies = spec.vocab_size * spec.hidden_size if spec.tie_embeddings else 0
+    return (weight_values(spec) + copies) * _FLOAT32_BYTES
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """``name number ...`` lines of a kernel file; empty where there is none."""
+    try:
+        rows = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdecimal()}
+
+
+def _number(path: Path) -> int | None:
+    """The number in a control file; None where there is no file, or no number (``max`` means no limit)."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _human(size: int) -> str:
+    amount = float(size)
+    for unit in ("B", "KB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}"
+        amount /= 1000
+    return f"{amount:.2f} GB"

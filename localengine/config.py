@@ -1,0 +1,77 @@
+"""The engine's settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["EngineConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How much the engine may hold and how long its steps may take. The defaults suit a small model on a CPU.
+
+    ``max_num_seqs``: requests that run at once. More raise throughput and lengthen each step.
+    ``step_tokens``: the most tokens that one step computes, at least ``max_num_seqs``. Bounds a step's memory.
+    ``block_size``: tokens in a block of the KV cache. Smaller wastes less, larger is quicker to gather.
+    ``kv_bytes``: memory for the KV cache; None derives it from the free memory and the model.
+    ``threads``: CPU threads of a step; None leaves torch's own choice.
+    ``ttft_target_ms``: how long a step may become through bulk work while no interactive request is decoding: what
+    an interactive request that arrives meanwhile waits at most before its own first step. Lower answers sooner,
+    higher serves more bulk. Never below twice the fixed cost of a step, as measured, so that bulk is not all
+    overhead on a slow machine.
+    ``tpot_target_ms``: how long a step may become while an interactive request is decoding: the time between its
+    tokens.
+    ``bulk_min_share``: the share of the computed tokens that bulk gets under endless interactive load; with 0 it
+    may get none.
+    ``interactive_slots``: of ``max_num_seqs``, those that bulk never takes; nor that share of the KV cache.
+    ``max_waiting``: requests of one class that may wait; one more raises EngineBusy. None is unbounded.
+
+    Raises ValueError, naming the setting, where a value is outside its range.
+    """
+
+    max_num_seqs: int = 16
+    step_tokens: int = 256
+    block_size: int = 16
+    kv_bytes: int | None = None
+    threads: int | None = None
+    ttft_target_ms: float = 120.0
+    tpot_target_ms: float = 150.0
+    bulk_min_share: float = 0.0
+    interactive_slots: int = 2
+    max_waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "step_tokens", "block_size"):
+            _require_count(name, getattr(self, name))
+        for name in ("kv_bytes", "threads", "max_waiting"):
+            if getattr(self, name) is not None:
+                _require_count(name, getattr(self, name))
+        for name in ("ttft_target_ms", "tpot_target_ms"):
+            value = getattr(self, name)
+            if not (_is_number(value) and math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be a number of milliseconds above 0, not {value!r}")
+        if not (_is_number(self.bulk_min_share) and 0 <= self.bulk_min_share < 1):
+            raise ValueError(f"bulk_min_share must be at least 0 and below 1, not {self.bulk_min_share!r}")
+        if self.step_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"step_tokens ({self.step_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
+                "every running request needs a token a step"
+            )
+        if isinstance(self.interactive_slots, bool) or not isinstance(self.interactive_slots, int):
+            raise ValueError(f"interactive_slots must be a whole number, not {self.interactive_slots!r}")
+        if not 0 <= self.interactive_slots < self.max_num_seqs:
+            raise ValueError(
+                f"interactive_slots must be from 0 to {self.max_num_seqs - 1} (one less than max_num_seqs), "
+                f"not {self.interactive_slots}"
+            )
+
+
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

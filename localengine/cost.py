@@ -1,0 +1,129 @@
+"""The step-time model: how long a step of a given load takes, learned from the steps that ran.
+
+::
+
+    seconds = a + b * prefill_tokens + c * decode_rows + d * kv_tokens
+
+Step time is what users feel, and it differs by two orders of magnitude between machines, so a scheduler that
+bounds it must measure it. ConServe (arXiv 2410.01228) and HyGen (arXiv 2501.14808) size bulk work by such a model,
+profiled beforehand; here it is fitted while running.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["CostModel", "StepCost", "StepLoad"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What one step computes. ``kv_tokens`` is the number of cached positions that its rows attend to, summed."""
+
+    prefill_tokens: int = 0
+    decode_rows: int = 0
+    kv_tokens: int = 0
+
+    def plus_decode(self, start: int) -> StepLoad:
+        """The load with one more decode row, at position ``start``."""
+        return StepLoad(self.prefill_tokens, self.decode_rows + 1, self.kv_tokens + start + 1)
+
+    def plus_prefill(self, start: int, count: int) -> StepLoad:
+        """The load with one more chunk of a prompt: ``count`` tokens from position ``start`` on."""
+        return StepLoad(self.prefill_tokens + count, self.decode_rows, self.kv_tokens + start + count)
+
+
+    def __sub__(self, other: StepLoad) -> StepLoad:
+        return StepLoad(
+            self.prefill_tokens - other.prefill_tokens,
+            self.decode_rows - other.decode_rows,
+            self.kv_tokens - other.kv_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The four coefficients, in seconds. The defaults are a small model (135 M, float32) on two CPU cores."""
+
+    base: float = 0.045
+    per_prefill_token: float = 0.002
+    per_decode_row: float = 0.0035
+    per_kv_token: float = 5e-6
+
+    def predict(self, load: StepLoad) -> float:
+        """Seconds that a step of this load takes."""
+        return (
+            self.base
+            + self.per_prefill_token * load.prefill_tokens
+            + self.per_decode_row * load.decode_rows
+            + self.per_kv_token * load.kv_tokens
+        )
+
+    def prefill_room(self, seconds: float) -> float:
+        """How many prefill tokens (which attend to themselves, too) take ``seconds``. May be infinite."""
+        if seconds <= 0:
+            return 0.0
+        per_token = self.per_prefill_token + self.per_kv_token
+        return seconds / per_token if per_token > 0 else math.inf
+
+
+_SCALE = (1.0, 64.0, 8.0, 2048.0)  # puts base, tokens, rows and positions on one footing
+_FORGET = 0.98  # a step's weight halves every 34 steps
+_INERTIA = 0.1  # keeps a coefficient that the recent steps do not tell about
+_FAR = 3.0  # a residual beyond this many typical ones is taken for an outlier
+_SPREAD = 0.1  # how fast the typical residual follows
+_SWEEPS = 8
+
+
+class CostModel:
+    """Fits a `StepCost` to measured steps.
+
+    Least squares over an exponentially weighted window, each coefficient held at 0 or above (by coordinate descent
+    on the normal equations, which is exact for a problem that small), and tied loosely to its last value, so that
+    hours of pure decoding do not make it forget what prefill costs. A step far from its prediction counts little
+    (Huber's weight: one garbage collection teaches nothing), but what counts as far grows too, so that a lasting
+    change is learned within some steps.
+    """
+
+    def __init__(self, seed: StepCost | None = None) -> None:
+        seed = seed or StepCost()
+        start = (seed.base, seed.per_prefill_token, seed.per_decode_row, seed.per_kv_token)
+        self._theta = [value * scale for value, scale in zip(start, _SCALE, strict=True)]
+        self._gram = [[0.0] * 4 for _ in range(4)]
+        self._moment = [0.0] * 4
+        self._spread = 0.5 * seed.base
+
+    @property
+    def cost(self) -> StepCost:
+        """The coefficients as they stand."""
+        return StepCost(*(value / scale for value, scale in zip(self._theta, _SCALE, strict=True)))
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Learn that a step of this load took ``seconds``. A value that is no duration is ignored."""
+        if not (math.isfinite(seconds) and seconds >= 0):
+            return
+        raw = (1.0, float(load.prefill_tokens), float(load.decode_rows), float(load.kv_tokens))
+        x = [value / scale for value, scale in zip(raw, _SCALE, strict=True)]
+        predicted = sum(t * value for t, value in zip(self._theta, x, strict=True))
+        residual = abs(seconds - predicted)
+        limit = _FAR * self._spread
+        weight = min(1.0, limit / residual) if residual > 0 else 1.0
+        self._spread += _SPREAD * (min(residual, 2 * limit) - self._spread)
+        self._spread = max(self._spread, 0.01 * seconds)
+        for i in range(4):
+            self._moment[i] = _FORGET * self._moment[i] + weight * x[i] * seconds
+            for j in range(4):
+                self._gram[i][j] = _FORGET * self._gram[i][j] + weight * x[i] * x[j]
+        self._solve()
+
+    def _solve(self) -> None:
+        theta = list(self._theta)
+        # inertia in proportion to the mean diagonal, so that it means the same on a fast and on a slow machine
+        tie = _INERTIA * sum(self._gram[i][i] for i in range(4)) / 4 * (1 - _FORGET)
+        for _ in range(_SWEEPS):
+            for i in range(4):
+                others = sum(self._gram[i][j] * theta[j] for j in range(4) if j != i)
+                top = self._moment[i] - others + tie * self._theta[i]
+                theta[i] = max(0.0, top / (self._gram[i][i] + tie))
+        self._theta = theta

@@ -1,0 +1,102 @@
+"""From the name of a model to everything that serves it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestra.localengine.config import EngineConfig
+from orchestra.localengine.errors import EngineError
+from orchestra.localengine.request import Message
+from orchestra.localengine.step import StepRunner
+from orchestra.localengine.text import TokenBytes
+
+__all__ = ["LoadedModel", "PromptTokenizer", "model_opener"]
+
+_log = logging.getLogger(__name__)
+
+
+class PromptTokenizer(TokenBytes, Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> AbstractSet[int]: ...
+
+    def encode_prompt(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that is ready to serve.
+
+    ``context`` is the most tokens that prompt and output may have together. ``encode_chat`` turns chat messages
+    into token ids by the model's template; None where the model has none.
+    """
+
+    name: str
+    runner: StepRunner
+    tokenizer: PromptTokenizer
+    encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    context: int
+    threads: int
+
+
+def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
+    """A function that reads ``weights`` into memory. Raises ModelFileError at once where there is no such file."""
+    from orchestra.localengine.weights.registry import resolve
+
+    path = resolve(weights)
+
+    def open_model(config: EngineConfig) -> LoadedModel:
+        # The processor is shared with the application. By default OpenMP's threads spin while they wait for each
+        # other, and a step takes ten times as long as soon as anything else runs. Read when torch is imported.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        import torch
+
+        from orchestra.localengine.capacity import plan_capacity
+        from orchestra.localengine.chat_template import ChatTemplate
+        from orchestra.localengine.runner import Runner
+        from orchestra.localengine.weights.gguf import load_gguf
+
+        files = load_gguf(path)
+        tokenizer = files.tokenizer
+        encode_chat = None
+        if files.chat_template is not None:
+            template = ChatTemplate(
+                files.chat_template,
+                bos_token=tokenizer.token_text(tokenizer.bos_id),
+                eos_token=tokenizer.token_text(tokenizer.eos_id),
+            )
+
+            def encode_chat(messages: Sequence[Message]) -> list[int]:
+                return template.encode(messages, tokenizer)
+
+        try:
+            capacity = plan_capacity(files.spec, block_size=config.block_size, kv_bytes=config.kv_bytes)
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+        _log.info("%s: %s", files.name, capacity.describe())
+        runner = Runner(
+            files.spec,
+            files.weights,
+            num_blocks=capacity.num_blocks,
+            block_size=config.block_size,
+            threads=config.threads,
+        )
+        return LoadedModel(
+            name=files.name,
+            runner=runner,
+            tokenizer=tokenizer,
+            encode_chat=encode_chat,
+            context=files.spec.max_position,
+            threads=torch.get_num_threads(),
+        )
+
+    return open_model

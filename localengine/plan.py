@@ -1,0 +1,315 @@
+"""Decide what one step computes. Pure: reads the state, changes nothing, knows neither torch nor time.
+
+Iteration-level scheduling (Orca, OSDI 2022) with chunked prefill that rides along with decoding (Sarathi-Serve,
+OSDI 2024), and two traffic classes inside. Interactive comes first in every loop: it decodes, prefills and is
+admitted before bulk is looked at, and displaces bulk where slots or blocks are short. Bulk fills the rest of the
+step for as long as the predicted time stays within a bound, so that an interactive request which is decoding, or
+one that arrives meanwhile, never waits for a giant step.
+
+Blocks: admission takes blocks for the whole current sequence and leaves one spare block for each running sequence
+that can still grow, so that nothing is admitted only to be displaced by the next growth. Growth that finds no
+block displaces bulk (if it is interactive), else the newest of its own class, which may be itself; the eldest thus
+always goes on. What was displaced often becomes fixed (see `ClassLimits`): nobody recomputes for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from orchestra.localengine.cost import StepCost, StepLoad
+from orchestra.localengine.sequence import Sequence
+from orchestra.localengine.state import SchedulerState
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["Hold", "PlannedRow", "StepBudget", "StepPlan", "plan_step"]
+
+INTERACTIVE, BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK
+
+
+class Hold(enum.StrEnum):
+    """Why the first waiting request of a class was not admitted in a step."""
+
+    SLOTS = "every slot is taken"
+    BLOCKS = "too few free blocks"
+    ROOM = "the step is full"
+    TURN = "the other class goes first"
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """Bounds of one step: tokens, and predicted seconds.
+
+    ``tpot`` bounds a step while an interactive request is decoding; ``ttft`` bounds what bulk may add to any other
+    step, since an interactive request may arrive while it runs.
+    """
+
+    tokens: int
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """Compute ``count`` tokens of a sequence from position ``start`` on; draw a token where ``sampled``."""
+
+    request_id: int
+    epoch: int
+    start: int
+    count: int
+    sampled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. ``displaced`` go back to waiting first, then ``admitted`` start running, then ``rows`` run.
+
+    Without rows nothing runs, and ``held`` says why for each class that has somebody waiting.
+    """
+
+    rows: tuple[PlannedRow, ...]
+    admitted: tuple[int, ...]
+    displaced: tuple[int, ...]
+    held: Mapping[TrafficClass, Hold]
+    load: StepLoad
+    seconds: float
+
+
+def plan_step(state: SchedulerState, budget: StepBudget, cost: StepCost) -> StepPlan:
+    """Plan the next step. The same arguments give the same plan, in O(running + admitted) work."""
+    draft = _Draft(state, budget, cost)
+    bound = budget.tpot if any(seq.is_decoding for seq in draft.running[INTERACTIVE].values()) else None
+    if draft.bulk_turn:
+        # What bulk is owed comes before anything else, but leaves each running interactive request its token.
+        draft.serve(BULK, tokens=min(int(state.bulk_owed), budget.tokens - len(draft.running[INTERACTIVE])))
+    draft.serve(INTERACTIVE, seconds=inf if bound is None else bound)
+    draft.serve(BULK, seconds=budget.ttft if bound is None else bound)
+    return draft.plan()
+
+
+class _Draft:
+    """A step being planned: a shadow of the state's books, in which every decision can still be undone."""
+
+    def __init__(self, state: SchedulerState, budget: StepBudget, cost: StepCost) -> None:
+        self.state, self.limits, self.pool, self.cost = state, state.limits, state.pool, cost
+        self.tokens = budget.tokens
+        self.load = StepLoad()
+        self.rows: dict[int, PlannedRow] = {}
+        self.running = {c: dict(state.running[c]) for c in TrafficClass}
+        self.admitted: dict[int, Sequence] = {}
+        self.displaced: dict[int, Sequence] = {}
+        self.held: dict[TrafficClass, Hold] = {}
+        self.free = state.pool.num_free
+        self.blocks = {c: sum(len(s.block_table) for s in state.running[c].values()) for c in TrafficClass}
+        self.taken: dict[int, int] = {}  # blocks that this step gives to a sequence, beside its table
+        self._queues = {c: iter(state.waiting[c].values()) for c in TrafficClass}
+        self.heads = {c: next(self._queues[c], None) for c in TrafficClass}
+        self.bulk_turn = state.bulk_owed >= 1 and bool(self.running[BULK] or self.heads[BULK] is not None)
+
+    def plan(self) -> StepPlan:
+        return StepPlan(
+            rows=tuple(self.rows.values()),
+            admitted=tuple(self.admitted),
+            displaced=tuple(self.displaced),
+            held=self.held,
+            load=self.load,
+            seconds=self.cost.predict(self.load),
+        )
+
+    # Tokens and time
+
+    def serve(self, traffic: TrafficClass, *, tokens: float = inf, seconds: float = inf) -> None:
+        """Give rows to a class: running decodes, then partial prefills together with new admissions.
+
+        At most ``tokens`` tokens, and only while the step is predicted to take at most ``seconds``. That bound
+        never stops an interactive request from decoding, nor the first row of a step.
+        """
+        stop = max(self.tokens - tokens, 0)  # leave that many of the step's tokens to others
+        # Least recently run first: what does not fit now has its turn in the next step.
+        order = sorted(self.running[traffic].values(), key=_turn)
+        for seq in (seq for seq in order if seq.is_decoding):
+            if self.tokens <= stop:
+                break
+            if seq.request_id in self.rows or seq.request_id in self.displaced:
+                continue
+            in_time = self.cost.predict(self.load.plus_decode(seq.num_computed)) <= seconds
+            if not (in_time or self._must_go_on(traffic)):
+                break
+            if self._grow(seq):
+                self._grant(seq, 1)
+        idle = self.running[traffic].keys() - self.rows.keys()
+        prefills = [seq for seq in order if seq.request_id in idle and not seq.is_decoding]
+        spare = seconds - self.cost.predict(self.load)
+        spare -= self.cost.per_kv_token * sum(seq.num_computed for seq in prefills)
+        floor = self.pool.block_size if self._must_go_on(traffic) else 0
+        room = int(min(self.tokens - stop, max(self.cost.prefill_room(spare), floor)))
+        self._admit(traffic, room, prefills)
+        for seq, count in _water_fill(prefills, room):
+            self._grant(seq, count)
+
+    def _must_go_on(self, traffic: TrafficClass) -> bool:
+        """Whether time is no object: interactive makes headway however much decodes, and every step does."""
+        return traffic is INTERACTIVE or not self.rows
+
+    def _grant(self, seq: Sequence, count: int) -> None:
+        sampled = count == seq.remaining_prefill
+        self.rows[seq.request_id] = PlannedRow(seq.request_id, seq.epoch, seq.num_computed, count, sampled)
+        self.tokens -= count
+        self.load = _with_row(self.load, seq, count)
+
+    # Slots and blocks
+
+    def _admit(self, traffic: TrafficClass, room: int, prefills: list[Sequence]) -> None:
+        """Let those who wait join ``prefills``, first come first served, while ``room`` gives all a fair chunk."""
+        chunks = sum(self._least_chunk(seq) for seq in prefills)
+        spares = sum(self._can_grow(s) for c in _not_below(traffic) for s in self.running[c].values())
+        while (seq := self.heads[traffic]) is not None:
+            chunks += self._least_chunk(seq)
+            spares += self._can_grow(seq)
+            if room < (chunks if prefills else 1):
+                self.held[traffic] = Hold.ROOM
+                return
+            if hold := self._make_way(seq, spares):
+                self.held[traffic] = hold
+                return
+            self._take(seq, self.pool.blocks_for(self.state.reach(seq)))
+            self.running[traffic][seq.request_id] = self.admitted[seq.request_id] = seq
+            prefills.append(seq)
+            self.heads[traffic] = next(self._queues[traffic], None)
+        self.held.pop(traffic, None)
+
+    def _make_way(self, seq: Sequence, spares: int) -> Hold | None:
+        """Have a slot, and blocks for ``seq`` and ``spares`` more, free; displace bulk if that helps.
+
+        Returns what is in the way otherwise; then nothing was displaced.
+        """
+        traffic = seq.traffic
+        if self._is_others_turn(traffic):
+            return Hold.TURN
+        blocks = self.pool.blocks_for(self.state.reach(seq)) + spares
+        if len(self.running[traffic]) >= self.limits.slots(traffic):
+            return Hold.SLOTS
+        if self.blocks[traffic] + blocks > self.limits.blocks(traffic):
+            return Hold.BLOCKS
+        short_slots = 1 + sum(map(len, self.running.values())) - self.limits.max_num_seqs
+        victims = self._victims(traffic, short_slots, blocks - self.free)
+        if victims is None:
+            return Hold.SLOTS if short_slots > 0 else Hold.BLOCKS
+        for victim in victims:
+            self._displace(victim)
+        return None
+
+    def _is_others_turn(self, traffic: TrafficClass) -> bool:
+        if any(seq.traffic is traffic for seq in self.displaced.values()):
+            return True  # the displaced come first, in the next step
+        if traffic is BULK:
+            return self.held.get(INTERACTIVE) in (Hold.SLOTS, Hold.BLOCKS)
+        return self.bulk_turn and not self.running[BULK]  # bulk is owed and found no place: let one fall free
+
+    def _grow(self, seq: Sequence) -> bool:
+        """Make sure that ``seq`` has a block for its newest token. False where it had to go itself."""
+        held = len(seq.block_table) + self.taken.get(seq.request_id, 0)
+        if held >= self.pool.blocks_for(len(seq)):
+            return True
+        traffic = seq.traffic
+        while self.free < 1 or self.blocks[traffic] >= self.limits.blocks(traffic):
+            lower = self._victims(traffic, 0, 1) if self.free < 1 else None
+            peers = (peer for peer in self.running[traffic].values() if not self.limits.is_fixed(peer))
+            for victim in lower or [max(peers, key=_arrival)]:
+                self._displace(victim)
+            if seq.request_id in self.displaced:
+                return False
+        self._take(seq, 1)
+        return True
+
+    def _victims(self, traffic: TrafficClass, slots: int, blocks: int) -> list[Sequence] | None:
+        """Rows of a strictly lower class whose slots and blocks suffice, cheapest to resume first, or None.
+
+        What bulk is computing in this step as its due, and its eldest while it has a minimum share, stay.
+        """
+        if slots <= 0 and blocks <= 0:
+            return []
+        if traffic is BULK:
+            return None
+        bulk = self.running[BULK].values()
+        eldest = min(bulk, key=_arrival, default=None) if self.limits.bulk_min_share else None
+        rows = [s for s in bulk if not (self.limits.is_fixed(s) or s is eldest or s.request_id in self.rows)]
+        victims: list[Sequence] = []
+        for seq in sorted(rows, key=_cost_to_resume):
+            victims.append(seq)
+            slots -= 1
+            blocks -= self._releasable(seq)
+            if slots <= 0 and blocks <= 0:
+                break
+        else:
+            return None
+        for seq in reversed(victims):  # spare, dearest first, whom the later ones made superfluous
+            released = self._releasable(seq)
+            if slots + 1 <= 0 and blocks + released <= 0:
+                victims.remove(seq)
+                slots += 1
+                blocks += released
+        return victims
+
+    def _displace(self, seq: Sequence) -> None:
+        """Take a sequence out of the step, with its row, its tokens, and its blocks."""
+        if row := self.rows.pop(seq.request_id, None):
+            self.tokens += row.count
+            self.load -= _with_row(StepLoad(), seq, row.count)
+        taken = self.taken.pop(seq.request_id, 0)
+        self.free += taken + self.pool.releasable(seq.block_table)
+        self.blocks[seq.traffic] -= taken + len(seq.block_table)
+        del self.running[seq.traffic][seq.request_id]
+        if not self.admitted.pop(seq.request_id, None):
+            self.displaced[seq.request_id] = seq
+
+    def _take(self, seq: Sequence, blocks: int) -> None:
+        self.free -= blocks
+        self.blocks[seq.traffic] += blocks
+        self.taken[seq.request_id] = self.taken.get(seq.request_id, 0) + blocks
+
+    def _can_grow(self, seq: Sequence) -> bool:
+        return self.pool.blocks_for(self.state.reach(seq)) < self.pool.blocks_for(seq.max_length)
+
+    def _releasable(self, seq: Sequence) -> int:
+        return self.taken.get(seq.request_id, 0) + self.pool.releasable(seq.block_table)
+
+    def _least_chunk(self, seq: Sequence) -> int:
+        """The smallest chunk worth a slot: interactive starts at once, bulk computes whole blocks."""
+        return min(seq.remaining_prefill, 1 if seq.traffic is INTERACTIVE else self.pool.block_size)
+
+
+def _with_row(load: StepLoad, seq: Sequence, count: int) -> StepLoad:
+    if seq.is_decoding:
+        return load.plus_decode(seq.num_computed)
+    return load.plus_prefill(seq.num_computed, count)
+
+
+def _water_fill(prefills: Iterable[Sequence], room: int) -> list[tuple[Sequence, int]]:
+    """Share ``room`` tokens out equally; what a short prompt does not need goes to the longer ones."""
+    chosen = sorted(prefills, key=_turn)[: max(room, 0)]  # with fewer tokens than prompts, they take turns
+    chosen.sort(key=lambda seq: seq.remaining_prefill)
+    shares: list[tuple[Sequence, int]] = []
+    for left, seq in zip(range(len(chosen), 0, -1), chosen, strict=True):
+        count = min(seq.remaining_prefill, -(-room // left))
+        shares.append((seq, count))
+        room -= count
+    return shares
+
+
+def _not_below(traffic: TrafficClass) -> tuple[TrafficClass, ...]:
+    return (INTERACTIVE,) if traffic is INTERACTIVE else (INTERACTIVE, BULK)
+
+
+def _turn(seq: Sequence) -> tuple[int, int]:
+    return seq.last_turn, seq.arrival
+
+
+def _arrival(seq: Sequence) -> int:
+    return seq.arrival
+
+
+def _cost_to_resume(seq: Sequence) -> tuple[int, int]:
+    return seq.num_computed, -seq.arrival

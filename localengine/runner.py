@@ -1,0 +1,135 @@
+"""The step on a CPU: lay the rows out flat, run the model, draw the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy
+import torch
+from torch import Tensor
+
+from orchestra.localengine.models.batch import Batch
+from orchestra.localengine.models.llama import LlamaModel
+from orchestra.localengine.models.spec import ModelSpec
+from orchestra.localengine.sampler import draw
+from orchestra.localengine.step import RowInput, RowOutput
+
+__all__ = ["Runner"]
+
+_FLOAT32_BYTES = 4
+
+
+class Runner:
+    """Runs steps of one model in float32 on a CPU, and owns its weights and its paged KV pool.
+
+    ``weights`` are taken over (see :class:`LlamaModel`). The pool is ``num_blocks`` blocks of ``block_size``
+    tokens; memory is committed as blocks are first written. ``threads`` sets torch's intra-op threads, which are
+    process-wide; None leaves them as they are.
+
+    Implements :class:`~orchestra.localengine.step.StepRunner`. Not thread-safe: one thread at a time.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: dict[str, Tensor],
+        *,
+        num_blocks: int,
+        block_size: int,
+        threads: int | None = None,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks and block_size must be at least 1, not {num_blocks} and {block_size}")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.spec = spec
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._model: LlamaModel | None = LlamaModel(spec, weights)
+        shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, 2 * spec.head_dim)
+        # numpy's zeros, unlike torch's, leave untouched pages to the operating system
+        self._pools = torch.from_numpy(numpy.zeros(shape, numpy.float32))
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.spec.kv_values_per_token * self._block_size * _FLOAT32_BYTES
+
+    def run(self, rows: Sequence[RowInput]) -> list[RowOutput]:
+        """Compute one step; one output for each row with ``sampling``, in the order of ``rows``.
+
+        Raises ValueError where a row breaks the rules of :class:`RowInput`, before anything is written.
+        """
+        wanted = [_last(row) if row.sampling is not None else range(0) for row in rows]
+        sampled = [(row, row.sampling) for row in rows if row.sampling is not None]
+        with torch.inference_mode():
+            logits = self._forward(rows, wanted)
+            if not sampled:
+                return []
+            tokens = draw(
+                torch.cat(logits),
+                [params for _, params in sampled],
+                [row.noise_key for row, _ in sampled],
+                [row.start + len(row.token_ids) for row, _ in sampled],
+            )
+        return [
+            RowOutput(row.request_id, row.epoch, token) for (row, _), token in zip(sampled, tokens, strict=True)
+        ]
+
+    def logits(self, rows: Sequence[RowInput]) -> list[Tensor]:
+        """Compute one step and return the logits of every token of each row: float32 [len(token_ids), vocab].
+
+        Keys and values are written as by :meth:`run`, and the same errors are raised.
+        """
+        with torch.inference_mode():
+            return self._forward(rows, [range(len(row.token_ids)) for row in rows])
+
+    def close(self) -> None:
+        """Release weights and pool. Closing twice is harmless."""
+        self._model = None
+        self._pools = torch.empty(0)
+
+    def _forward(self, rows: Sequence[RowInput], wanted: Sequence[range]) -> list[Tensor]:
+        """Logits [len(wanted[i]), vocab] of each row."""
+        if self._model is None:
+            raise RuntimeError("the runner is closed")
+        if not rows:
+            return []
+        for row in rows:
+            self._check(row)
+        # rows of one token first, and by length, so that attention pads little
+        order = sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids) > 1, rows[i].start))
+        batch = Batch.of([rows[i] for i in order], [wanted[i] for i in order], self._pools[0], self.spec.num_heads)
+        logits = torch.split(self._model.forward(batch, self._pools), [len(wanted[i]) for i in order])
+        by_row = dict(zip(order, logits, strict=True))
+        return [by_row[i] for i in range(len(rows))]
+
+    def _check(self, row: RowInput) -> None:
+        stop = row.start + len(row.token_ids)
+        if not row.token_ids or row.start < 0:
+            raise ValueError(f"request {row.request_id}: a row needs at least one token and a start of 0 or more")
+        if stop > self.spec.max_position:
+            raise ValueError(
+                f"request {row.request_id}: position {stop - 1} is beyond the context of {self.spec.max_position}"
+            )
+        if stop > len(row.block_table) * self._block_size:
+            raise ValueError(
+                f"request {row.request_id}: {stop} tokens do not fit the {len(row.block_table)} blocks given"
+            )
+        if not all(0 <= block < self._num_blocks for block in row.block_table):
+            raise ValueError(f"request {row.request_id}: a block outside 0..{self._num_blocks - 1} in its table")
+        if not all(0 <= token < self.spec.vocab_size for token in row.token_ids):
+            raise ValueError(f"request {row.request_id}: a token outside the vocabulary of {self.spec.vocab_size}")
+
+
+def _last(row: RowInput) -> range:
+    """The row's last token, as offsets into its ``token_ids``."""
+    return range(len(row.token_ids) - 1, len(row.token_ids))

@@ -1,0 +1,138 @@
+"""Everything that the scheduler knows: who waits, who runs, who holds which block."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+
+from orchestra.localengine.blocks import BlockPool
+from orchestra.localengine.classes import ClassLimits
+from orchestra.localengine.sequence import Sequence
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["SchedulerState"]
+
+
+class SchedulerState:
+    """The sequences of both classes and their blocks.
+
+    ``waiting`` is in order of arrival, so that a displaced sequence resumes before any that came later;
+    ``running`` is in order of admission. Only running sequences hold blocks. Both are keyed by request id, so that
+    adding, removing, admitting and displacing cost the same with 100,000 waiting. ``bulk_owed`` counts the tokens
+    that bulk lacks of its minimum share.
+    """
+
+    def __init__(self, limits: ClassLimits, pool: BlockPool) -> None:
+        if limits.num_blocks != pool.num_blocks:
+            raise ValueError(f"limits for {limits.num_blocks} blocks do not fit a pool of {pool.num_blocks}")
+        self.limits = limits
+        self.pool = pool
+        self.waiting: dict[TrafficClass, OrderedDict[int, Sequence]] = {c: OrderedDict() for c in TrafficClass}
+        self.running: dict[TrafficClass, OrderedDict[int, Sequence]] = {c: OrderedDict() for c in TrafficClass}
+        self.turns = 0
+        self.bulk_owed = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return any(self.waiting.values()) or any(self.running.values())
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All of them, running ones first."""
+        for traffic in TrafficClass:
+            yield from self.running[traffic].values()
+        for traffic in TrafficClass:
+            yield from self.waiting[traffic].values()
+
+    def capacity(self, traffic: TrafficClass) -> int:
+        """The most tokens that one sequence of this class can ever have in the cache."""
+        return self.limits.blocks(traffic) * self.pool.block_size
+
+    def add(self, seq: Sequence) -> None:
+        """Let ``seq`` wait, after those of its class that came before.
+
+        Raises ValueError where it could never run: then it would wait for ever.
+        """
+        if not 0 < seq.max_length <= self.capacity(seq.traffic):
+            raise ValueError(f"a sequence of up to {seq.max_length} tokens can never run as {seq.traffic}")
+        self.waiting[seq.traffic][seq.request_id] = seq
+
+    def find(self, request_id: int) -> Sequence | None:
+        """The sequence, running or waiting."""
+        for traffic in TrafficClass:
+            for queue in (self.running[traffic], self.waiting[traffic]):
+                if request_id in queue:
+                    return queue[request_id]
+        return None
+
+    def remove(self, request_id: int) -> Sequence | None:
+        """Forget a sequence, finished or cancelled, and free its blocks. None where there is no such sequence."""
+        seq = self.find(request_id)
+        if seq is not None:
+            self.running[seq.traffic].pop(request_id, None)
+            self.waiting[seq.traffic].pop(request_id, None)
+            self._free(seq)
+        return seq
+
+    def admit(self, request_id: int) -> Sequence:
+        """Move a sequence from waiting to running, with blocks for all its tokens."""
+        seq = self._pop(self.waiting, request_id)
+        seq.block_table = self.pool.allocate(self.pool.blocks_for(self.reach(seq)))
+        self.running[seq.traffic][request_id] = seq
+        return seq
+
+    def displace(self, request_id: int) -> Sequence:
+        """Move a sequence from running back to waiting. It loses its blocks and keeps its tokens."""
+        seq = self._pop(self.running, request_id)
+        self._free(seq)
+        seq.num_computed = 0
+        seq.epoch += 1
+        seq.displacements += 1
+        queue = self.waiting[seq.traffic]
+        # Only displaced ones can have come before it, and they are few: admission takes them first.
+        earlier = []
+        for other in queue.values():
+            if other.arrival > seq.arrival:
+                break
+            earlier.append(other.request_id)
+        queue[request_id] = seq
+        for moved in (request_id, *reversed(earlier)):
+            queue.move_to_end(moved, last=False)
+        return seq
+
+    def reach(self, seq: Sequence) -> int:
+        """The length for which a running ``seq`` needs blocks now: its own, or its greatest where it is fixed."""
+        return seq.max_length if self.limits.is_fixed(seq) else len(seq)
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant is broken. For tests; costs O(everything)."""
+        running = [seq for queue in self.running.values() for seq in queue.values()]
+        self.pool.check([seq.block_table for seq in running])
+        assert len(running) <= self.limits.max_num_seqs, "more sequences run than there are slots"
+        for traffic in TrafficClass:
+            mine = self.running[traffic]
+            assert len(mine) <= self.limits.slots(traffic), f"{traffic} holds too many slots"
+            held = sum(len(seq.block_table) for seq in mine.values())
+            assert held <= self.limits.blocks(traffic), f"{traffic} holds too many blocks"
+            arrivals = [seq.arrival for seq in self.waiting[traffic].values()]
+            assert arrivals == sorted(arrivals), f"{traffic} does not wait in order of arrival"
+            assert not mine.keys() & self.waiting[traffic].keys(), "a sequence runs and waits"
+        for seq in running:
+            assert len(seq.block_table) >= self.pool.blocks_for(seq.num_computed), (
+                "computed tokens without a block"
+            )
+            assert seq.remaining_prefill >= 1, "nothing left to compute"
+        for traffic in TrafficClass:
+            for seq in self.waiting[traffic].values():
+                assert not seq.block_table, "a waiting sequence holds blocks"
+                assert not seq.num_computed, "a waiting sequence has computed tokens"
+
+    def _free(self, seq: Sequence) -> None:
+        self.pool.release(seq.block_table)
+        seq.block_table = []
+
+    @staticmethod
+    def _pop(queues: Mapping[TrafficClass, OrderedDict[int, Sequence]], request_id: int) -> Sequence:
+        for queue in queues.values():
+            if request_id in queue:
+                return queue.pop(request_id)
+        raise KeyError(request_id)

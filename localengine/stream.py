@@ -1,0 +1,169 @@
+"""The way of an answer from the worker thread to its reader, in whatever event loop that reads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from orchestra.localengine.errors import EngineError
+from orchestra.localengine.request import Delta, FinishReason, Timing, Usage
+
+__all__ = ["DeltaBuffer", "DeltaStream", "Ticket"]
+
+
+class DeltaBuffer:
+    """One writer (any thread), one reader (any event loop). What the reader has not taken becomes one delta.
+
+    So it never holds more than one request's output, however slow the reader.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._end: tuple[FinishReason, Usage, Timing] | None = None
+        self._error: EngineError | None = None
+        self._over = False  # the reader has taken the end, or wants no more
+        self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+
+    def put(self, text: str, token_id: int) -> None:
+        """Add a token and the text that became final with it."""
+        with self._lock:
+            self._text.append(text)
+            self._token_ids.append(token_id)
+            self._wake()
+
+    def finish(self, text: str, token_id: int, reason: FinishReason, usage: Usage, timing: Timing) -> None:
+        """Add the last token. Nothing may follow."""
+        with self._lock:
+            self._text.append(text)
+            self._token_ids.append(token_id)
+            self._end = (reason, usage, timing)
+            self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        """End with an error. What was put before is still read first."""
+        with self._lock:
+            if self._end is None:
+                self._error = error
+            self._wake()
+
+    def close(self) -> None:
+        """The reader wants no more: nothing is delivered from here on."""
+        with self._lock:
+            self._over = True
+            self._wake()
+
+    async def get(self) -> Delta | None:
+        """What came since the last call; waits until there is something. None after the end.
+
+        Raises the EngineError that ended the request.
+        """
+        while True:
+            with self._lock:
+                if self._over:
+                    return None
+                if self._token_ids:
+                    return self._take()
+                if self._error is not None:
+                    self._over = True
+                    raise self._error
+                if self._reader is not None:
+                    raise RuntimeError("two tasks read one stream; each stream has one reader")
+                loop = asyncio.get_running_loop()
+                future = loop.create_future()
+                self._reader = (loop, future)
+            try:
+                await future
+            finally:
+                with self._lock:
+                    self._reader = None
+
+    def _take(self) -> Delta:
+        text, token_ids = "".join(self._text), tuple(self._token_ids)
+        self._text.clear()
+        self._token_ids.clear()
+        if self._end is None:
+            return Delta(text, token_ids)
+        self._over = True
+        return Delta(text, token_ids, *self._end)
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            loop, future = self._reader
+            try:
+                loop.call_soon_threadsafe(_resolve, future)
+            except RuntimeError:
+                pass  # the reader's loop was closed under it; its stream's finalizer cancels the request
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A request that was submitted: where its answer comes out, and how to give it up (any thread, no lock)."""
+
+    buffer: DeltaBuffer
+    cancel: Callable[[], None]
+
+
+class DeltaStream(AsyncIterator[Delta]):
+    """A streamed answer: ``async for delta in stream``.
+
+    The request is submitted by the first read. It is given up, and its memory freed by the next step, when a read
+    is cancelled, when the stream is closed (``await stream.aclose()``, or the end of ``async with stream``), and
+    when the stream is dropped and collected. After that nothing more is delivered.
+    """
+
+    def __init__(self, submit: Callable[[], Awaitable[Ticket]]) -> None:
+        self._ticket: Ticket | None = None
+        self._submit: Callable[[], Awaitable[Ticket]] | None = submit
+        self._closed = False
+
+    def __aiter__(self) -> DeltaStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Raises the EngineError that refused or ended the request."""
+        try:
+            if self._submit is not None and not self._closed:
+                submit, self._submit = self._submit, None
+                self._ticket = await submit()
+                if self._closed:  # while it was submitted
+                    self._give_up()
+            delta = await self._ticket.buffer.get() if self._ticket is not None else None
+        except BaseException:
+            self._give_up()
+            raise
+        if delta is None:
+            raise StopAsyncIteration
+        if delta.finish_reason is not None:
+            self._ticket = None  # it has ended by itself
+        return delta
+
+    async def __aenter__(self) -> DeltaStream:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._give_up()
+
+    async def aclose(self) -> None:
+        """Give the request up if it has not ended. A read that waits meanwhile ends. May be called again."""
+        self._give_up()
+
+    def _give_up(self) -> None:
+        self._closed = True
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.buffer.close()
+            ticket.cancel()
+
+    def __del__(self) -> None:
+        # Runs in any thread, perhaps inside a lock that this thread holds: take none.
+        if self._ticket is not None:
+            self._ticket.cancel()

@@ -1,0 +1,329 @@
+"""The thread that owns the model and runs the step loop."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from orchestra.localengine.apply import apply_plan, commit_step
+from orchestra.localengine.blocks import BlockPool
+from orchestra.localengine.classes import ClassLimits
+from orchestra.localengine.config import EngineConfig
+from orchestra.localengine.cost import CostModel
+from orchestra.localengine.errors import EngineBusy, EngineClosed, EngineDied, EngineError
+from orchestra.localengine.generation import Generation
+from orchestra.localengine.loading import LoadedModel
+from orchestra.localengine.plan import StepBudget, StepPlan, plan_step
+from orchestra.localengine.state import SchedulerState
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["StepRecord", "Worker"]
+
+_HISTORY = 1 << 14  # steps that are remembered
+_EXIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step: when it began (``time.monotonic``), how long it took, and what it computed for whom.
+
+    ``interactive`` and ``bulk`` count the rows of each class, prompts included; ``predicted`` is what the
+    step-time model expected, in seconds.
+    """
+
+    at: float
+    seconds: float
+    predicted: float
+    interactive: int
+    bulk: int
+    prefill_tokens: int
+    decode_rows: int
+
+
+class Worker:
+    """Loads the model in a thread of its own, and there runs steps for as long as there is work.
+
+    All scheduling state belongs to that thread; others reach it by commands in a queue. `submit`, `cancel` and
+    `stop` may be called from any thread. A worker runs once; a new one takes its place after the end.
+    """
+
+    def __init__(self, open_model: Callable[[EngineConfig], LoadedModel], config: EngineConfig) -> None:
+        self.config = config
+        self.ready: Future[LoadedModel] = Future()
+        self.ended = False
+        # SimpleQueue.put is reentrant: a stream's finalizer may run inside any other call, even a put
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # loading is the first command, and nothing else keeps `open_model`, which may lead back to the engine
+        self._commands.put(lambda: self._load(open_model))
+        self._lock = threading.Lock()
+        self._inbox = dict.fromkeys(TrafficClass, 0)
+        self._why_ended: Callable[[], EngineError] = _closed
+        self._stopping = False
+        self._draining = False
+        self._model: LoadedModel | None = None
+        self._limits: ClassLimits | None = None
+        self._state: SchedulerState | None = None
+        self._live: dict[int, Generation] = {}
+        self._arrivals = 0
+        self._cost = CostModel()
+        self._history: deque[StepRecord] = deque(maxlen=_HISTORY)
+        self._counts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="orchestra-engine", daemon=True)
+        _workers.add(self)
+        self._thread.start()
+
+    # From any thread
+
+    def submit(self, generation: Generation) -> None:
+        """Let the request wait for its turn. Raises EngineBusy, or what ended the engine."""
+        seq = generation.seq
+        with self._lock:
+            if self.ended or self._stopping:
+                raise self._why_ended()
+            waiting = self._inbox[seq.traffic] + self._num_waiting(seq.traffic)
+            if self.config.max_waiting is not None and waiting >= self.config.max_waiting:
+                raise EngineBusy(
+                    f"{waiting} {seq.traffic} requests wait already (max_waiting = {self.config.max_waiting}): "
+                    "try again later"
+                )
+            self._inbox[seq.traffic] += 1
+            self._commands.put(lambda: self._add(generation))
+
+    def cancel(self, request_id: int) -> None:
+        """Free what the request holds before the next step. Harmless where it has ended. Takes no lock."""
+        self._commands.put(lambda: self._cancel(request_id))
+
+    def stop(self, *, drain: bool = False) -> None:
+        """Take no more requests and end: after those at hand are done (``drain``), or after the current step.
+
+        Takes no lock: the engine's finalizer calls it.
+        """
+        self._draining = drain
+        self._stopping = True
+        self._commands.put(_nothing)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join(timeout)
+
+    def capacity(self, traffic: TrafficClass) -> int:
+        """The most tokens that one request of this class can have. Known once the model is ready."""
+        return self._limits.blocks(traffic) * self.config.block_size if self._limits else 0
+
+    def history(self) -> list[StepRecord]:
+        """The latest steps, oldest first."""
+        with self._lock:
+            return list(self._history)
+
+    def stats(self) -> dict[str, Any]:
+        """What the engine is doing and has done, as plain data."""
+        state = self._state
+        with self._lock:
+            counts, last = dict(self._counts), (self._history[-1] if self._history else None)
+        cost = self._cost.cost
+        return {
+            "running": {str(c): len(state.running[c]) if state else 0 for c in TrafficClass},
+            "waiting": {str(c): self._inbox[c] + self._num_waiting(c) for c in TrafficClass},
+            "blocks": {
+                "total": state.pool.num_blocks if state else 0,
+                "free": state.pool.num_free if state else 0,
+                "size": self.config.block_size,
+            },
+            **{name: counts.get(name, 0) for name in _COUNTERS},
+            "last_step_seconds": last.seconds if last else None,
+            "step_cost": {
+                "base": cost.base,
+                "per_prefill_token": cost.per_prefill_token,
+                "per_decode_row": cost.per_decode_row,
+                "per_kv_token": cost.per_kv_token,
+            },
+        }
+
+    def _num_waiting(self, traffic: TrafficClass) -> int:
+        return len(self._state.waiting[traffic]) if self._state else 0
+
+    # In the worker's thread
+
+    def _run(self) -> None:
+        why: Callable[[], EngineError] = _closed
+        try:
+            self._commands.get()()
+            if self._model is not None and self._state is not None:
+                self._loop(self._model, self._state)
+        except BaseException as error:
+            why = _Death(error)
+        self._end(why)
+
+    def _load(self, open_model: Callable[[EngineConfig], LoadedModel]) -> None:
+        try:
+            model = open_model(self.config)
+            runner = model.runner
+            kept = runner.num_blocks * self.config.interactive_slots // self.config.max_num_seqs
+            limits = self._limits = ClassLimits(
+                max_num_seqs=self.config.max_num_seqs,
+                num_blocks=runner.num_blocks,
+                interactive_slots=self.config.interactive_slots,
+                interactive_blocks=kept,
+                bulk_min_share=self.config.bulk_min_share,
+            )
+            self._state = SchedulerState(limits, BlockPool(runner.num_blocks, runner.block_size))
+        except EngineError as error:
+            self.ended = True
+            self.ready.set_exception(error)
+        except BaseException as error:
+            self.ended = True
+            failure = EngineDied(f"the model could not be loaded: {_told(error)}")
+            failure.__cause__ = error
+            self.ready.set_exception(failure)
+        else:
+            self._model = model
+            self.ready.set_result(model)
+
+    def _loop(self, model: LoadedModel, state: SchedulerState) -> None:
+        while True:
+            self._obey(wait=not state.has_work and not self._stopping)
+            if self._stopping and not (self._draining and state.has_work):
+                return
+            if state.has_work:
+                self._step(model, state)
+
+    def _obey(self, *, wait: bool) -> None:
+        """Carry out the commands that came; with ``wait``, sleep until one comes."""
+        try:
+            while True:
+                self._commands.get(block=wait)()
+                wait = False
+        except queue.Empty:
+            pass
+
+    def _step(self, model: LoadedModel, state: SchedulerState) -> None:
+        cost = self._cost.cost
+        budget = StepBudget(
+            tokens=self.config.step_tokens,
+            ttft=max(self.config.ttft_target_ms / 1000, 2 * cost.base),
+            tpot=self.config.tpot_target_ms / 1000,
+        )
+        plan = plan_step(state, budget, cost)
+        if not plan.rows:
+            raise RuntimeError(f"there is work and nothing runs: {dict(plan.held)}")
+        rows = apply_plan(state, plan)
+        began = time.monotonic()
+        for row in rows:
+            self._live[row.request_id].begin(began)
+        outputs = model.runner.run(rows)
+        now = time.monotonic()
+        self._cost.observe(plan.load, now - began)
+        self._record(state, plan, began, now)
+        self._obey(wait=False)  # who gave up during the step gets none of it
+        for seq, token_id in commit_step(state, plan, outputs):
+            self._deliver(state, seq.request_id, token_id, now)
+
+    def _deliver(self, state: SchedulerState, request_id: int, token_id: int, now: float) -> None:
+        generation = self._live[request_id]
+        try:
+            ended = generation.accept(token_id, now)
+        except Exception as error:  # one request's text is no reason to end the others
+            generation.buffer.fail(EngineError(f"the output could not be turned into text: {_told(error)}"))
+            self._counts["failed"] += 1
+        else:
+            self._counts["output_tokens"] += 1
+            if not ended:
+                return
+            self._counts["finished"] += 1
+        state.remove(request_id)
+        del self._live[request_id]
+
+    def _record(self, state: SchedulerState, plan: StepPlan, began: float, now: float) -> None:
+        interactive = sum(row.request_id in state.running[TrafficClass.INTERACTIVE] for row in plan.rows)
+        record = StepRecord(
+            at=began,
+            seconds=now - began,
+            predicted=plan.seconds,
+            interactive=interactive,
+            bulk=len(plan.rows) - interactive,
+            prefill_tokens=plan.load.prefill_tokens,
+            decode_rows=plan.load.decode_rows,
+        )
+        with self._lock:
+            self._history.append(record)
+            self._counts["steps"] += 1
+            self._counts["prefill_tokens"] += plan.load.prefill_tokens
+            self._counts["displacements"] += len(plan.displaced)
+
+    def _add(self, generation: Generation) -> None:
+        seq = generation.seq
+        with self._lock:
+            self._inbox[seq.traffic] -= 1
+        if self._state is None or self.ended or (self._stopping and not self._draining):
+            generation.buffer.fail(self._why_ended())
+            return
+        seq.arrival = self._arrivals
+        self._arrivals += 1
+        self._state.add(seq)
+        self._live[seq.request_id] = generation
+
+    def _cancel(self, request_id: int) -> None:
+        if self._live.pop(request_id, None) is not None and self._state is not None:
+            self._state.remove(request_id)
+            self._counts["cancelled"] += 1
+
+    def _end(self, why: Callable[[], EngineError]) -> None:
+        with self._lock:
+            self.ended = True
+            self._why_ended = why
+        self._obey(wait=False)  # what was submitted before this instant fails, like the rest
+        for generation in self._live.values():
+            generation.buffer.fail(why())
+        self._live.clear()
+        self._state = None
+        if self._model is not None:
+            self._model.runner.close()
+
+
+_COUNTERS = ("steps", "finished", "cancelled", "failed", "prefill_tokens", "output_tokens", "displacements")
+
+
+class _Death:
+    """Makes an EngineDied for each waiter: one exception must not be raised in several tasks."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._told = _told(error)
+        self._cause = error
+
+    def __call__(self) -> EngineError:
+        died = EngineDied(f"the engine's step loop failed ({self._told}): start the engine again")
+        died.__cause__ = self._cause
+        return died
+
+
+def _closed() -> EngineError:
+    return EngineClosed("the engine is closed: start it before use")
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _nothing() -> None:
+    pass
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """A thread inside torch must not outlive the interpreter."""
+    workers = [worker for worker in _workers if not worker.ended]
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker.join(_EXIT_SECONDS)

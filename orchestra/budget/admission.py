@@ -1,0 +1,352 @@
+"""Who is next, and when: the whole decision and nothing else, without clock, lock or loop.
+
+Interactive goes before bulk, always; bulk goes when the buckets hold its charge above the interactive reserve. The
+order is strict: whoever is next and has to wait makes the others wait, so no stream of small calls keeps a large
+one out. With a `BulkMinShare`, bulk that is owed a call precedes interactive and may use the reserve.
+
+Every method takes the instant ``now`` (float seconds, not decreasing), so that the same code runs behind the live
+pool, in tests, and in simulations of virtual time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestra.budget.bucket import Bucket
+from orchestra.budget.dimension import Dimension
+from orchestra.budget.line import Line
+from orchestra.budget.ticket import State, Ticket
+from orchestra.call import Charge
+from orchestra.durations import format_duration
+from orchestra.errors import AdmissionError, AdmissionTimeout, BudgetExceeded, QueueFull
+from orchestra.policies.heap import Heap
+from orchestra.policies.reserve import BulkMinShare
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["NOTHING", "Admission", "Decision", "Wait"]
+
+NOTHING = Charge(requests=0.0)
+"""What a call that never left us spent."""
+
+_INTERACTIVE, _BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK
+_WAITING, _GRANTED, _OVER = State.WAITING, State.GRANTED, State.OVER
+
+_INTERACTIVE_LATENESS = 10.0
+_BULK_LATENESS = 600.0
+"""By how many seconds at most an urgent call may overtake another of its class and job."""
+
+_LEAST_COST = 1e-3
+"""Seconds of refill that any call costs in the order among jobs, even one that takes nothing."""
+
+
+@dataclass(slots=True)
+class Wait:
+    """Why the call whose turn it is waits. ``until`` is None where only the end of another call can tell."""
+
+    traffic: TrafficClass
+    job: str | None
+    reason: str
+    until: float | None
+
+
+@dataclass(slots=True)
+class Decision:
+    """What `Admission.decide` decided. ``next_at`` is when to decide again if nothing happens before."""
+
+    granted: list[Ticket]
+    failed: list[Ticket]
+    next_at: float
+
+
+class Admission:
+    """The gate of one pool.
+
+    ``reserve`` is ``"auto"`` or a share; ``max_waiting`` bounds the queue of each class (retries are exempt).
+    A concurrency limit is always there, infinite where none is given: it counts the calls in flight.
+    """
+
+    def __init__(
+        self,
+        buckets: Iterable[Bucket] = (),
+        *,
+        reserve: Literal["auto"] | float = "auto",
+        bulk_min_share: float = 0.0,
+        max_waiting: int | None = None,
+        now: float = 0.0,
+    ) -> None:
+        if max_waiting is not None and (isinstance(max_waiting, bool) or not max_waiting >= 0):
+            raise ValueError(f"max_waiting must be a number of calls, zero or above, not {max_waiting!r}")
+        self.paused_until = -math.inf
+        self.pause_reason = ""
+        self.wait: Wait | None = None
+        self.dimensions: tuple[Dimension, ...] = ()
+        self.spent = dict.fromkeys(("requests", "tokens", "input_tokens", "output_tokens"), 0.0)
+        self.interactive = Line(TrafficClass.INTERACTIVE, lateness=_INTERACTIVE_LATENESS)
+        self.bulk = Line(TrafficClass.BULK, lateness=_BULK_LATENESS)
+        self._reserve: Literal["auto"] | float = reserve
+        self._min_share = BulkMinShare(bulk_min_share, now=now)
+        self._max_waiting = math.inf if max_waiting is None else max_waiting
+        self._expiries: Heap[Ticket] = Heap()
+        self._fresh: list[Ticket] = []
+        self._failed: list[Ticket] = []
+        self._usual_hold = 0.0
+        self.set_limits(buckets, now)
+
+    def line(self, traffic: TrafficClass) -> Line:
+        """Return where the calls of that class wait."""
+        return self.interactive if traffic is TrafficClass.INTERACTIVE else self.bulk
+
+    # What happens to it
+
+    def set_limits(self, buckets: Iterable[Bucket], now: float) -> None:
+        """Replace the limits, one bucket a metric. A limit that was there already is resized and keeps its use."""
+        wanted = {bucket.metric: bucket for bucket in buckets}
+        wanted.setdefault("concurrency", Bucket("concurrency", capacity=math.inf, now=now))
+        present = {dimension.metric: dimension for dimension in self.dimensions}
+        for metric, bucket in wanted.items():
+            if metric in present:
+                present[metric].bucket.resize(bucket.capacity, bucket.rate, now)
+            else:
+                present[metric] = Dimension(bucket, self._reserve, now)
+        if [*wanted] != [dimension.metric for dimension in self.dimensions]:
+            self.dimensions = tuple(present[metric] for metric in wanted)
+
+    def pause(self, until: float, reason: str) -> None:
+        """Grant nothing before ``until`` (infinity: before `resume`). The longest of several pauses counts.
+
+        A waiting call whose bound lies before that instant fails at once.
+        """
+        if until > self.paused_until:
+            self.paused_until, self.pause_reason = until, reason
+
+    def resume(self) -> None:
+        """End the pause."""
+        self.paused_until, self.pause_reason = -math.inf, ""
+
+    def enqueue(self, ticket: Ticket, now: float) -> None:
+        """Let a new ticket in; the next decision grants it, fails it, or gives it its place."""
+        ticket.entered_at = now
+        if now + ticket.queue_bound < ticket.bound:
+            ticket.bound = now + ticket.queue_bound
+        ticket.state = _WAITING
+        self._fresh.append(ticket)
+
+    def withdraw(self, ticket: Ticket, now: float) -> None:
+        """Take a ticket back, whatever became of it: out of the queue, or its grant returned unspent."""
+        if ticket.state is _GRANTED:
+            self.end(ticket, NOTHING, now)
+        else:
+            self._drop(ticket)
+            ticket.state = _OVER
+
+    def end(self, ticket: Ticket, spent: Charge, now: float) -> None:
+        """End a grant: ``spent`` is what the provider counted. Only the first end of a ticket counts."""
+        if ticket.state is not _GRANTED:
+            return
+        ticket.state = _OVER
+        charge = ticket.charge
+        for dimension in ticket.held_in:
+            dimension.bucket.settle(dimension.amount(charge), dimension.spent(spent), now)
+        self.line(ticket.traffic).in_use -= 1
+        self._usual_hold += 0.1 * (now - ticket.granted_at - self._usual_hold)
+        total = self.spent
+        total["requests"] += spent.requests
+        total["tokens"] += spent.tokens
+        total["input_tokens"] += spent.input_tokens
+        total["output_tokens"] += spent.output_tokens
+
+    # What it decides
+
+    def decide(self, now: float, limit: int = 512) -> Decision:
+        """Grant, in order, whatever can go at ``now`` (at most ``limit``), and fail what has waited too long."""
+        fresh, self._fresh = self._fresh, []
+        self.wait = None
+        if not self.interactive.waiting and not self.bulk.waiting:
+            if not fresh:
+                return Decision([], [], math.inf)
+            if len(fresh) == 1 and self._passes(fresh[0], now):  # no queue, no place in it
+                self._note_demand(fresh[0], now)
+                self._grant(fresh[0], False, now)
+                return Decision(fresh, [], math.inf)
+        for ticket in fresh:
+            if ticket.state is _WAITING:
+                self._place(ticket, now)
+        self._expire(max(now, self.paused_until), now)
+        granted, next_at = self._grant_in_order(now, limit)
+        for ticket in fresh:
+            if ticket.state is _WAITING:
+                self._fail_if_hopeless(ticket, now)
+        self._expire(math.nextafter(now, math.inf), now)
+        if (expiring := self._expiries.first()) is not None:
+            next_at = min(next_at, expiring.bound)
+        failed, self._failed = self._failed, []
+        return Decision(granted, failed, next_at)
+
+    def _grant_in_order(self, now: float, limit: int) -> tuple[list[Ticket], float]:
+        granted: list[Ticket] = []
+        while (turn := self._next(now)) is not None:
+            if len(granted) >= limit:
+                return granted, now
+            ticket, owed = turn
+            reason, until = self._earliest(ticket, owed, now)
+            if until <= now:
+                granted.append(self.line(ticket.traffic).pop())
+                self._grant(ticket, owed, now)
+            elif until < math.inf or not self._fail_if_hopeless(ticket, now):
+                self.wait = Wait(ticket.traffic, ticket.job, reason, until if until < math.inf else None)
+                return granted, until if owed else min(until, self._owed_at(now))
+        return granted, math.inf
+
+    def _passes(self, ticket: Ticket, now: float) -> bool:
+        return ticket.state is _WAITING and ticket.bound >= now and self._earliest(ticket, False, now)[1] <= now
+
+    def _next(self, now: float) -> tuple[Ticket, bool] | None:
+        """Return whose turn it is, and whether it is bulk that is owed its turn."""
+        interactive, bulk = self.interactive.queue.peek(), self.bulk.queue.peek()
+        if bulk is not None and self._owed_at(now) <= now:
+            return bulk, True
+        ticket = interactive if interactive is not None else bulk
+        return (ticket, False) if ticket is not None else None
+
+    def _owed_at(self, now: float) -> float:
+        """Return from when on bulk is owed a call; infinity where that is not a matter of time."""
+        if not self._min_share or (bulk := self.bulk.queue.peek()) is None:
+            return math.inf
+        slots = next(d.bucket.capacity for d in self.dimensions if d.metric == "concurrency")
+        if self.bulk.in_use >= max(1.0, self._min_share.share * slots):
+            return math.inf
+        return now + self._min_share.time_until(self._cost(bulk), now)
+
+    def _earliest(self, ticket: Ticket, owed: bool, now: float) -> tuple[str, float]:
+        """Return what holds a call back, and until when: until ``now`` if nothing does."""
+        if now < self.paused_until:
+            return self.pause_reason, self.paused_until
+        reason, delay = "", 0.0
+        charge = ticket.charge
+        spares = ticket.traffic is _BULK and not owed
+        for dimension in self.dimensions:
+            bucket = dimension.bucket
+            if bucket.capacity < math.inf:
+                floor = dimension.floor(now) if spares else 0.0
+                wait = bucket.time_until(dimension.amount(charge), floor, now)
+                if wait > delay:
+                    reason, delay = dimension.metric, wait
+        return reason, now + delay
+
+    def _cost(self, ticket: Ticket) -> float:
+        """Return the seconds of refill that a call takes, of the limit of which it takes most."""
+        cost = _LEAST_COST
+        for dimension in self.dimensions:
+            rate = dimension.bucket.rate
+            if rate:
+                cost = max(cost, dimension.amount(ticket.charge) / rate)
+        return cost
+
+    # What becomes of a ticket
+
+    def _place(self, ticket: Ticket, now: float) -> None:
+        line = self.line(ticket.traffic)
+        if line.waiting >= self._max_waiting and not ticket.front:
+            self._fail(ticket, self._queue_full(ticket.traffic, now))
+            return
+        self._note_demand(ticket, now)
+        line.enter(ticket, self._cost(ticket), now)
+        if ticket.bound < math.inf:
+            ticket.expiry = self._expiries.push(ticket.bound, ticket)
+
+    def _note_demand(self, ticket: Ticket, now: float) -> None:
+        if ticket.traffic is _INTERACTIVE:
+            busy = self.interactive.in_use + self.interactive.waiting + 1
+            for dimension in self.dimensions:
+                dimension.ask(ticket.charge, busy, now)
+
+    def _grant(self, ticket: Ticket, owed: bool, now: float) -> None:
+        self._forget_expiry(ticket)
+        ticket.granted_at = now
+        ticket.held_in = self.dimensions
+        for dimension in self.dimensions:
+            dimension.bucket.reserve(dimension.amount(ticket.charge), now)
+        line = self.line(ticket.traffic)
+        line.in_use += 1
+        line.granted += 1
+        if self._min_share and ticket.traffic is _BULK:
+            self._min_share.spend(self._cost(ticket), now, owed=owed)
+        ticket.state = _GRANTED  # last: from now on its owner may see it
+
+    def _fail(self, ticket: Ticket, error: AdmissionError) -> None:
+        self._drop(ticket)
+        ticket.error = error
+        ticket.state = _OVER  # last: from now on its owner may see it
+        self._failed.append(ticket)
+
+    def _fail_if_hopeless(self, ticket: Ticket, now: float) -> bool:
+        """Fail a call that cannot go within its bound whatever comes back. Return whether it was so."""
+        for dimension in self.dimensions:
+            amount = dimension.amount(ticket.charge)
+            least = dimension.bucket.least_wait(amount, now)
+            if least == math.inf:
+                self._fail(
+                    ticket, BudgetExceeded(f"no {dimension.metric} are left for a call that takes {amount:g}")
+                )
+                return True
+            if now + least > ticket.bound:
+                self._fail(ticket, self._timeout(ticket, now, least))
+                return True
+        return False
+
+    def _expire(self, horizon: float, now: float) -> None:
+        """Fail every call whose bound lies before ``horizon``."""
+        while (ticket := self._expiries.first()) is not None and ticket.bound < horizon:
+            self._fail(ticket, self._timeout(ticket, now, self._expected_wait(ticket.traffic, now)))
+
+    def _drop(self, ticket: Ticket) -> None:
+        self.line(ticket.traffic).remove(ticket)
+        self._forget_expiry(ticket)
+
+    def _forget_expiry(self, ticket: Ticket) -> None:
+        if ticket.expiry is not None:
+            self._expiries.discard(ticket.expiry)
+            ticket.expiry = None
+
+    # What it says
+
+    def _expected_wait(self, traffic: TrafficClass, now: float) -> float | None:
+        """Estimate how long a call of that class waits that comes last. None where nobody knows."""
+        lines = [self.interactive] if traffic is _INTERACTIVE else [self.interactive, self.bulk]
+        cost = sum(line.backlog for line in lines)
+        calls = sum(line.waiting for line in lines)
+        wait = 0.0
+        for dimension in self.dimensions:
+            bucket = dimension.bucket
+            available = bucket.available(now)
+            if bucket.rate:
+                floor = dimension.floor(now) if traffic is _BULK else 0.0
+                wait = max(wait, cost - (available - floor) / bucket.rate)
+            elif bucket.capacity < math.inf:
+                wait = max(wait, (calls + 1 - available) * self._usual_hold / bucket.capacity)
+        wait += max(0.0, self.paused_until - now)
+        return wait if wait < math.inf else None
+
+    def _timeout(self, ticket: Ticket, now: float, expected: float | None) -> AdmissionTimeout:
+        waited, bound = now - ticket.entered_at, ticket.bound - ticket.entered_at
+        message = f"the {ticket.traffic} call was not admitted within its bound of {_seconds(bound)}"
+        if now < self.paused_until:
+            message += f": the account is paused ({self.pause_reason})"
+        if expected is not None:
+            message += f"; it would have waited about {_seconds(waited + expected)}"
+            expected += waited
+        return AdmissionTimeout(message, expected_wait=expected)
+
+    def _queue_full(self, traffic: TrafficClass, now: float) -> QueueFull:
+        expected = self._expected_wait(traffic, now)
+        message = f"{self.line(traffic).waiting} {traffic} calls are waiting, and no more may"
+        if expected is not None:
+            message += f"; a new one would wait about {_seconds(expected)}"
+        return QueueFull(message, expected_wait=expected)
+
+
+def _seconds(seconds: float) -> str:
+    return format_duration(max(0.0, seconds))

@@ -1,0 +1,106 @@
+"""All pools of a process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from orchestra.budget.alarm import Alarm, CallAt, call_at
+from orchestra.budget.pool import Pool
+from orchestra.config import LimitsConfig, TrafficConfig
+
+__all__ = ["Budget", "limits_for"]
+
+_Account = tuple[str, str, tuple[str, ...] | str]
+
+_SWEEP_FROM = 256
+_STALE_AFTER = 600.0
+
+
+def limits_for(limits: Iterable[LimitsConfig], model: str | None) -> LimitsConfig | None:
+    """Return the first limit group whose patterns match the model, or None."""
+    return next((group for group in limits if _matches(group, model)), None)
+
+
+class Budget:
+    """One pool per account and limit group, made when first asked for.
+
+    Thread-safe, and bound to no loop. Where a caller brings its own keys there may be any number of accounts:
+    pools that have been idle and unasked for ten minutes are forgotten as the number grows.
+    """
+
+    def __init__(
+        self,
+        traffic: TrafficConfig | None = None,
+        *,
+        max_waiting: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        call_at: CallAt | None = None,
+    ) -> None:
+        """``max_waiting`` bounds each pool's queue of each class.
+
+        ``call_at`` rings at instants of ``clock``; by default an `Alarm` in real time does.
+        """
+        self._traffic = traffic if traffic is not None else TrafficConfig()
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._call_at = call_at if call_at is not None else _call_at_of(clock)
+        self._pools: dict[_Account, Pool] = {}
+        self._asked: dict[_Account, float] = {}
+        self._sweep_at = _SWEEP_FROM
+
+    def pool(self, provider: str, key_fingerprint: str, limits: LimitsConfig | None, model: str | None) -> Pool:
+        """Return the pool that meters ``model`` for that key at that provider.
+
+        All models that match ``limits`` share one; asked for with changed limits, it takes them on. A model that
+        no limit is known for has a pool of its own, which lets everybody in and counts.
+        """
+        limited = limits is not None and _matches(limits, model)
+        account: _Account = (provider, key_fingerprint, limits.models if limits and limited else model or "")
+        self._asked[account] = self._clock()
+        pool = self._pools.get(account)
+        if pool is None:
+            self._sweep()
+            fresh = Pool(
+                limits if limited else None,
+                self._traffic,
+                max_waiting=self._max_waiting,
+                clock=self._clock,
+                call_at=self._call_at,
+            )
+            pool = self._pools.setdefault(account, fresh)  # two threads may come at once: the first one's counts
+        if limited:
+            pool.set_limits(limits)
+        return pool
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return every pool's state, with its account, as plain dicts."""
+        return [
+            {
+                "provider": provider,
+                "key": key_fingerprint,
+                "models": list(models) if isinstance(models, tuple) else [models],
+                **pool.snapshot(),
+            }
+            for (provider, key_fingerprint, models), pool in list(self._pools.items())
+        ]
+
+    def _sweep(self) -> None:
+        if len(self._pools) < self._sweep_at:
+            return
+        stale = self._clock() - _STALE_AFTER
+        for account, pool in list(self._pools.items()):
+            if self._asked.get(account, stale) < stale and pool.is_idle():
+                self._pools.pop(account, None)
+                self._asked.pop(account, None)
+        self._sweep_at = max(_SWEEP_FROM, 2 * len(self._pools))
+
+
+def _matches(limits: LimitsConfig, model: str | None) -> bool:
+    return any(fnmatchcase(model or "", pattern) for pattern in limits.models)
+
+
+def _call_at_of(clock: Callable[[], float]) -> CallAt:
+    return call_at if clock is time.monotonic else Alarm(clock).set

@@ -1,0 +1,294 @@
+"""One account's limit group, shared by every loop and thread of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from orchestra.budget.admission import Admission
+from orchestra.budget.alarm import CallAt, call_at
+from orchestra.budget.bucket import Bucket, Metric
+from orchestra.budget.lease import Lease
+from orchestra.budget.ticket import Ticket
+from orchestra.call import Charge
+from orchestra.config import LimitsConfig, TrafficConfig
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["Pool"]
+
+T = TypeVar("T")
+
+_PER_MINUTE: tuple[Metric, ...] = ("requests", "tokens", "input_tokens", "output_tokens")
+
+
+class Pool:
+    """The thread-safe shell around one `Admission`.
+
+    Whatever happens (a call asks, gives up, ends) is posted to an inbox, a deque; then *one* pump empties it and
+    decides. Whoever posts pumps, but only one at a time does: the pump is guarded by a lock that is never waited
+    for. Who cannot have it leaves, because who has it looks into the inbox again after letting go. So nothing
+    here blocks an event loop, and everything may be called from finalizers, even in the midst of the pump itself.
+
+    A call that asks on a loop lets the loop go round once before it pumps. So all who ask in the same step, two
+    thousand gathered calls or one interactive call behind them, are in the queue before anyone is let in.
+
+    When the call whose turn it is has to wait, an alarm is set to the instant when it can go: nothing polls. The
+    alarm rings in a thread of its own (see `orchestra.budget.alarm`); waiters are woken on their own loops by
+    ``call_soon_threadsafe``, one call a loop and pump. A waiter whose loop is closed is dropped.
+    """
+
+    def __init__(
+        self,
+        limits: LimitsConfig | None = None,
+        traffic: TrafficConfig | None = None,
+        *,
+        max_waiting: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        call_at: CallAt = call_at,
+    ) -> None:
+        """``clock`` and ``call_at`` belong together: the instants of one are those of the other."""
+        traffic = traffic if traffic is not None else TrafficConfig()
+        now = clock()
+        self._limits = limits
+        self._admission = Admission(
+            _buckets(limits, now),
+            reserve=traffic.interactive_reserve,
+            bulk_min_share=traffic.bulk_min_share,
+            max_waiting=max_waiting,
+            now=now,
+        )
+        self._clock = clock
+        self._call_at = call_at
+        self._lock = threading.Lock()
+        self._inbox: deque[Callable[[float], object]] = deque()
+
+    async def acquire(
+        self,
+        charge: Charge,
+        *,
+        traffic: TrafficClass,
+        job: str | None = None,
+        expires_at: float | None = None,
+        queue_bound: float | None = None,
+        front: bool = False,
+    ) -> Lease:
+        """Wait until the call may be sent, and return its lease.
+
+        ``expires_at`` bounds the wait by an instant of the pool's clock, ``queue_bound`` by a duration in seconds;
+        ``front`` puts a retry before all others of its class. A cancelled caller holds nothing.
+
+        Raises AdmissionTimeout when the bound passes, or at once where it is certain to; QueueFull where a bounded
+        queue is; BudgetExceeded where the charge can never fit; ValueError for a charge or bound that is none.
+        """
+        ticket = Ticket(charge, traffic, job=job, expires_at=expires_at, queue_bound=queue_bound, front=front)
+        self._inbox.append(partial(self._admission.enqueue, ticket))
+        try:
+            await asyncio.sleep(0)
+            self._pump()
+            if not ticket.decided:
+                ticket.owner = future = asyncio.get_running_loop().create_future()
+                if not ticket.decided:  # else another thread decided before it could see the future
+                    await future
+        except BaseException:
+            self._post(partial(self._admission.withdraw, ticket))
+            raise
+        return self._admit(ticket)
+
+    def acquire_sync(
+        self,
+        charge: Charge,
+        *,
+        traffic: TrafficClass,
+        job: str | None = None,
+        expires_at: float | None = None,
+        queue_bound: float | None = None,
+        front: bool = False,
+    ) -> Lease:
+        """As `acquire`, for synchronous callers: it blocks the thread, so do not call it where a loop runs."""
+        woken = threading.Lock()
+        woken.acquire()
+        ticket = Ticket(
+            charge,
+            traffic,
+            job=job,
+            expires_at=expires_at,
+            queue_bound=queue_bound,
+            front=front,
+            owner=woken,
+        )
+        self._inbox.append(partial(self._admission.enqueue, ticket))
+        try:
+            self._pump()
+            woken.acquire()
+        except BaseException:
+            self._post(partial(self._admission.withdraw, ticket))
+            raise
+        return self._admit(ticket)
+
+    def pause(self, until: float, reason: str) -> None:
+        """Let nobody in before ``until``, an instant of the pool's clock: Retry-After, or a quota that is used up.
+
+        Infinity means until `resume`. The longest of several pauses counts. A call that waits with a bound before
+        ``until`` fails at once.
+        """
+        if math.isnan(until):
+            raise ValueError("until must be an instant, not NaN")
+        self._post(lambda _: self._admission.pause(until, reason))
+
+    def resume(self) -> None:
+        """End a pause before its time."""
+        self._post(lambda _: self._admission.resume())
+
+    def set_limits(self, limits: LimitsConfig | None) -> None:
+        """Change the limits while running. What is used stays used, calls under way and waiting stay so."""
+        if limits is not self._limits and limits != self._limits:
+            self._limits = limits
+            self._post(lambda now: self._admission.set_limits(_buckets(limits, now), now))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the pool's state as a plain dict. Instants are given as seconds from now."""
+        return self._inspect(_describe)
+
+    def is_idle(self) -> bool:
+        """Return whether the pool holds nothing that a new one would not."""
+        return self._inspect(_is_idle)
+
+    def _admit(self, ticket: Ticket) -> Lease:
+        ticket.owner = None
+        if ticket.error is not None:
+            try:
+                raise ticket.error
+            finally:
+                ticket.error = None  # or error, traceback, frame and ticket would hold each other
+        return Lease(ticket, self._end)
+
+    def _end(self, ticket: Ticket, spent: Charge) -> None:
+        self._inbox.append(partial(self._admission.end, ticket, spent))
+        self._pump()
+
+    def _post(self, event: Callable[[float], object]) -> None:
+        self._inbox.append(event)
+        self._pump()
+
+    def _ring(self) -> None:
+        self._post(_look)
+
+    def _inspect(self, read: Callable[[Admission, float], T]) -> T:
+        self._pump()
+        with self._lock:
+            seen = read(self._admission, self._clock())
+        self._pump()
+        return seen
+
+    def _pump(self) -> None:
+        while self._inbox and self._lock.acquire(False):
+            try:
+                now = self._clock()
+                while self._inbox:
+                    self._inbox.popleft()(now)
+                decision = self._admission.decide(now)
+                if decision.granted or decision.failed:
+                    self._wake(decision.granted + decision.failed)
+                if decision.next_at < math.inf:
+                    self._call_at(decision.next_at, self._ring)
+            finally:
+                self._lock.release()
+
+    def _wake(self, tickets: list[Ticket]) -> None:
+        here = asyncio._get_running_loop()
+        elsewhere: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
+        for ticket in tickets:
+            owner = ticket.owner
+            if owner is None:  # its task is about to look by itself
+                continue
+            if not asyncio.isfuture(owner):
+                owner.release()
+            elif (loop := owner.get_loop()) is here:
+                _set_result(owner)
+            else:
+                elsewhere.setdefault(loop, []).append(ticket)
+        for loop, theirs in elsewhere.items():
+            try:
+                loop.call_soon_threadsafe(_set_results, [ticket.owner for ticket in theirs])
+            except RuntimeError:  # the loop is closed: nobody will ever take these
+                self._inbox.extend(partial(self._admission.withdraw, ticket) for ticket in theirs)
+
+
+def _look(now: float) -> None:
+    """Nothing happened but time."""
+
+
+def _set_result(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _set_results(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        _set_result(future)
+
+
+def _buckets(limits: LimitsConfig | None, now: float) -> list[Bucket]:
+    if limits is None:
+        return []
+    buckets = []
+    for metric in _PER_MINUTE:
+        limit: float | None = getattr(limits, f"{metric}_per_minute")
+        if limit is not None:
+            rate = limit / 60.0
+            buckets.append(Bucket(metric, capacity=rate * limits.burst_seconds, rate=rate, now=now))
+    if limits.max_concurrency is not None:
+        buckets.append(Bucket("concurrency", capacity=limits.max_concurrency, now=now))
+    return buckets
+
+
+def _is_idle(admission: Admission, now: float) -> bool:
+    return (
+        now >= admission.paused_until
+        and not any(line.in_use or line.waiting for line in (admission.interactive, admission.bulk))
+        and not any(dimension.bucket.used(now) for dimension in admission.dimensions)
+    )
+
+
+def _describe(admission: Admission, now: float) -> dict[str, Any]:
+    dimensions = {}
+    for dimension in admission.dimensions:
+        bucket = dimension.bucket
+        finite = bucket.capacity < math.inf
+        dimensions[dimension.metric] = {
+            "limit": bucket.rate * 60.0 if bucket.rate else bucket.capacity if finite else None,
+            "capacity": bucket.capacity if finite else None,
+            "available": bucket.available(now) if finite else None,
+            "used": bucket.used(now),
+            "reserved": bucket.reserved,
+            "interactive_reserve": dimension.floor(now),
+        }
+    head = admission.wait
+    lines = (admission.interactive, admission.bulk)
+    return {
+        "dimensions": dimensions,
+        "in_use": {line.traffic.value: line.in_use for line in lines},
+        "waiting": {line.traffic.value: line.waiting for line in lines},
+        "granted": {line.traffic.value: line.granted for line in lines},
+        "spent": dict(admission.spent),
+        "head": None
+        if head is None
+        else {
+            "traffic": head.traffic.value,
+            "job": head.job,
+            "waits_for": head.reason,
+            "seconds": None if head.until is None else max(0.0, head.until - now),
+        },
+        "paused": None
+        if now >= admission.paused_until
+        else {
+            "reason": admission.pause_reason,
+            "seconds": admission.paused_until - now if admission.paused_until < math.inf else None,
+        },
+    }

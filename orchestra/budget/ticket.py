@@ -1,0 +1,102 @@
+"""One call at the gate."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING, Any
+
+from orchestra.call import Charge
+from orchestra.errors import AdmissionError
+from orchestra.policies.traffic import TrafficClass
+
+if TYPE_CHECKING:
+    from orchestra.budget.dimension import Dimension
+    from orchestra.policies.fairness import Place
+    from orchestra.policies.heap import Entry
+
+__all__ = ["State", "Ticket"]
+
+
+class State(enum.Enum):
+    """NEW -> WAITING -> GRANTED -> OVER; from anywhere to OVER."""
+
+    NEW = enum.auto()
+    WAITING = enum.auto()
+    GRANTED = enum.auto()
+    OVER = enum.auto()
+
+
+_NEW, _GRANTED, _OVER = State.NEW, State.GRANTED, State.OVER
+
+
+class Ticket:
+    """What a call asks for, and how it fares.
+
+    ``expires_at`` bounds its wait by an instant, ``queue_bound`` by a duration from its entry in seconds.
+    ``front`` puts it before all others of its class (a retry). ``owner`` is whatever its holder wants to find
+    again; None is nobody. Where it is OVER without having been granted, ``error`` says why.
+
+    The fields below the blank line of ``__init__`` belong to the `Admission` that it stands before.
+    """
+
+    __slots__ = (
+        "bound",
+        "charge",
+        "entered_at",
+        "error",
+        "expiry",
+        "front",
+        "granted_at",
+        "held_in",
+        "job",
+        "owner",
+        "place",
+        "queue_bound",
+        "state",
+        "traffic",
+    )
+
+    def __init__(
+        self,
+        charge: Charge,
+        traffic: TrafficClass,
+        *,
+        job: str | None = None,
+        expires_at: float | None = None,
+        queue_bound: float | None = None,
+        front: bool = False,
+        owner: Any = None,
+    ) -> None:
+        inf = math.inf
+        if not (
+            0 <= charge.requests < inf
+            and 0 <= charge.tokens < inf
+            and 0 <= charge.input_tokens < inf
+            and 0 <= charge.output_tokens < inf
+        ):
+            raise ValueError(f"a charge must be finite and not below zero, not {charge}")
+        if expires_at is not None and math.isnan(expires_at):
+            raise ValueError(f"expires_at must be an instant, not {expires_at!r}")
+        if queue_bound is not None and not queue_bound >= 0:
+            raise ValueError(f"queue_bound must be a number of seconds, zero or above, not {queue_bound!r}")
+        self.charge = charge
+        self.traffic = traffic if traffic.__class__ is TrafficClass else TrafficClass(traffic)
+        self.job = job
+        self.bound = inf if expires_at is None else expires_at
+        self.queue_bound = inf if queue_bound is None else queue_bound
+        self.front = front
+        self.owner = owner
+
+        self.state = _NEW
+        self.error: AdmissionError | None = None
+        self.entered_at = 0.0
+        self.granted_at = 0.0
+        self.place: Place[Ticket] | None = None
+        self.expiry: Entry | None = None
+        self.held_in: tuple[Dimension, ...] = ()
+
+    @property
+    def decided(self) -> bool:
+        """Whether it was granted or failed."""
+        return self.state is _GRANTED or self.state is _OVER

@@ -1,0 +1,244 @@
+"""``orchestra doctor``: whether everything is in place, and what to do where it is not.
+
+Each check is a function of its own that returns findings; none changes anything, and no key is ever shown.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
+from orchestra.config import Config
+from orchestra.errors import ConfigError
+
+__all__ = ["Finding", "doctor", "examine"]
+
+DISTRIBUTION = "orchestra-llm"
+OLDEST_PYTHON = (3, 11)
+ENOUGH_DISK = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. ``remedy`` says what to do; it is empty where nothing need be done.
+
+    ``fail``: something that this configuration needs does not work. ``warn``: it works, and could be better.
+    """
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    detail: str
+    remedy: str = ""
+
+
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The settings to check. Default: orchestra.toml, if there is one."),
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also check the content of cached models (SHA-256).")
+    ] = False,
+) -> None:
+    """Check Python, packages, GPU, disk, models, settings and keys; say what to do where something is amiss.
+
+    Exit code 1 where something that your settings need does not work.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    findings = list(examine(config, deep=deep))
+    table = Table.grid(padding=(0, 2))
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    for finding in findings:
+        table.add_row(f"[{styles[finding.state]}]{finding.state:4}[/]", finding.name, finding.detail)
+        if finding.remedy:
+            table.add_row("", "", f"[bold]->[/] {finding.remedy}")
+    Console(highlight=False).print(table)
+    if any(finding.state == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(path: Path | None = None, *, deep: bool = False) -> Iterator[Finding]:
+    """Yield what every check finds, for the settings in ``path`` (default: orchestra.toml, if there is one)."""
+    yield check_python(sys.version_info[:3])
+    config, finding = check_config(path)
+    yield finding
+    needs_engine = bool(config.local)
+    yield from check_packages(needs_engine=needs_engine)
+    if importlib.util.find_spec("torch") is not None:
+        yield from check_torch()
+    yield check_disk(Path.cwd())
+    if needs_engine:
+        yield from check_models(config, deep=deep)
+    yield from check_keys(config)
+    yield check_store(Path(config.bulk.store))
+
+
+def check_python(running: tuple[int, ...]) -> Finding:
+    shown = ".".join(map(str, running))
+    if running < OLDEST_PYTHON:
+        return Finding("Python", "fail", shown, "install Python 3.11 or newer and make a new virtual environment")
+    return Finding("Python", "ok", f"{shown} ({sys.executable})")
+
+
+def check_config(path: Path | None) -> tuple[Config, Finding]:
+    """Return the settings to go on with, the embedded defaults where they are invalid."""
+    from orchestra.client import DEFAULTS
+
+    try:
+        config, origin = find_settings(path)
+    except ConfigError as error:
+        remedy = f"correct {path or DEFAULT_CONFIG}, or start anew: orchestra init --force"
+        return DEFAULTS, Finding("settings", "fail", str(error), remedy)
+    return config, Finding("settings", "ok", origin)
+
+
+def check_packages(*, needs_engine: bool) -> Iterator[Finding]:
+    """One finding for the core and each extra that a user may want, from the distribution's own metadata."""
+    try:
+        wanted = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        yield Finding("packages", "fail", f"{DISTRIBUTION} is not installed", f"pip install {DISTRIBUTION}")
+        return
+    for extra, name, lacking in (
+        ("", "core", "fail"),
+        ("local", "engine", "fail" if needs_engine else "warn"),
+        ("plot", "plots", "warn"),
+    ):
+        missing = [package for package in _packages_of(wanted, extra) if not _installed(package)]
+        if missing:
+            remedy = f'pip install "{DISTRIBUTION}[{extra}]"' if extra else f"pip install --upgrade {DISTRIBUTION}"
+            state: Literal["warn", "fail"] = "fail" if lacking == "fail" else "warn"
+            yield Finding(f"packages: {name}", state, "missing: " + ", ".join(missing), remedy)
+        else:
+            yield Finding(f"packages: {name}", "ok", "all there")
+
+
+def _packages_of(wanted: list[str], extra: str) -> list[str]:
+    """Return the packages that the distribution requires for ``extra``; ``""`` means always."""
+    packages = []
+    for requirement in wanted:
+        name = re.match(r"[A-Za-z0-9._-]+", requirement)
+        marker = re.search(r"extra\s*==\s*[\"']([^\"']+)", requirement)
+        if name and (marker.group(1) if marker else "") == extra:
+            packages.append(name.group())
+    return packages
+
+
+def _installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def check_torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding("torch", "fail", f"does not load: {error}", "pip install --force-reinstall torch")
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    threads = torch.get_num_threads()
+    detail = f"{torch.__version__}, {threads} of {cores} cores"
+    if threads > cores:
+        yield Finding(
+            "torch", "warn", detail, f"more threads than cores slow it down: set OMP_NUM_THREADS={cores}"
+        )
+    else:
+        yield Finding("torch", "ok", detail)
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0)
+        detail = (
+            f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB: found, and not used yet: the engine runs on the CPU"
+        )
+    else:
+        detail = "none found: the engine runs on the CPU, which suits small models"
+    yield Finding("GPU", "ok", detail)
+
+
+def check_disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    detail = f"{free / 2**30:.1f} GiB free here"
+    if free < ENOUGH_DISK:
+        return Finding("disk", "warn", detail, "free some space: job stores and models may not fit")
+    return Finding("disk", "ok", detail)
+
+
+def check_models(config: Config, *, deep: bool) -> Iterator[Finding]:
+    from orchestra.localengine.errors import ModelFileError
+    from orchestra.localengine.weights import registry
+
+    for section in config.local.values():
+        name = f"model {section.weights}"
+        if section.weights not in registry.KNOWN:
+            if Path(section.weights).expanduser().is_file():
+                yield Finding(name, "ok", "a file of yours")
+            else:
+                known = ", ".join(sorted(registry.KNOWN))
+                yield Finding(
+                    name, "fail", "no such file, nor a known model", f"name a .gguf file, or one of: {known}"
+                )
+            continue
+        pull = f"orchestra model pull {section.weights}"
+        try:
+            path = registry.verify(section.weights) if deep else registry.resolve(section.weights)
+        except ModelFileError as error:
+            yield Finding(name, "fail", str(error), pull)
+        else:
+            yield Finding(name, "ok", f"{path}{' (content checked)' if deep else ''}")
+
+
+def check_keys(config: Config) -> Iterator[Finding]:
+    for name, provider in config.providers.items():
+        if provider.api_key is None:
+            yield Finding(f"key of {name}", "ok", "none set: the caller's own is used, towards its own host")
+            continue
+        try:
+            provider.resolve_api_key()
+        except ConfigError as error:
+            yield Finding(f"key of {name}", "fail", str(error), "set it, or take the provider out of the routes")
+        else:
+            yield Finding(f"key of {name}", "ok", "present")
+
+
+def check_store(store: Path) -> Finding:
+    """Whether jobs can be written: the file where it exists, else the nearest folder that does."""
+    if store.exists():
+        try:
+            connection = sqlite3.connect(f"file:{store}?mode=rw", uri=True, timeout=1)
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.rollback()
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            if "locked" in str(error):
+                return Finding("job store", "ok", f"{store}: in use by a running job")
+            return Finding(
+                "job store", "fail", f"{store}: {error}", "move the file away, or name another in [bulk]"
+            )
+        return Finding("job store", "ok", str(store))
+    folder = next(parent for parent in store.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        return Finding(
+            "job store",
+            "fail",
+            f"{store} cannot be made: {folder} is not writable",
+            "name another in [bulk] store",
+        )
+    return Finding("job store", "ok", f"{store} (made when it is first needed)")

@@ -1,0 +1,102 @@
+"""``orchestra init``: a commented orchestra.toml to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestra.errors import ConfigError
+
+__all__ = ["TEMPLATE", "init"]
+
+TEMPLATE = """\
+# orchestra.toml: who answers which model, and how interactive and bulk calls share it.
+#
+# It works as it is: the model "fast" is answered by an engine inside your process, with no key and no network
+# after the model was fetched once. Lines that begin with "# " followed by a setting are examples: remove the "# "
+# to use them. `orchestra doctor` checks this file.
+
+
+# --- Models: the names that your code asks for -----------------------------------------------------------------
+
+[models.fast]
+# Who serves it, in order of preference: "provider/model" or "local/name". The next route answers where one fails.
+routes = ["local/smollm2"]
+# routes = ["openai/gpt-5-mini", "local/smollm2"]
+
+
+# --- The engine in your process --------------------------------------------------------------------------------
+
+[local.smollm2]
+# A model that orchestra knows how to fetch (`orchestra model list`), or the path of a .gguf file.
+weights = "smollm2-135m"
+# The most requests computed together in one step. Default: chosen by the engine.
+# max_num_seqs = 16
+# Memory for the KV cache, in bytes. Default: chosen by the engine.
+# kv_bytes = 536_870_912
+# CPU threads. Default: one for each core.
+# threads = 2
+
+
+# --- Providers: accounts over HTTP -----------------------------------------------------------------------------
+
+# [providers.openai]
+# "openai", or "openai-compatible" for any server that speaks OpenAI's wire (vLLM, SGLang, llama.cpp, ...).
+# kind = "openai"
+# What the official SDK would take. Default: the kind's own address; needed for "openai-compatible".
+# base_url = "https://api.openai.com/v1"
+# "env:NAME", "file:PATH", or the key itself. Without it the caller's own key is used, towards its own host only.
+# api_key = "env:OPENAI_API_KEY"
+
+# Limits of the account. All models whose name matches one of the patterns share them. What you leave out is not
+# limited here. A provider may have several such sections.
+# [[providers.openai.limits]]
+# models = ["gpt-*"]
+# requests_per_minute = 600
+# A limit on the sum of input and output tokens ...
+# tokens_per_minute = 90_000
+# ... or one for each.
+# input_tokens_per_minute = 60_000
+# output_tokens_per_minute = 30_000
+# Calls under way at the same time.
+# max_concurrency = 64
+# How many seconds' worth of refill may be spent at once after a quiet time.
+# burst_seconds = 60
+
+
+# --- How the two classes share ---------------------------------------------------------------------------------
+
+[traffic]
+# The share of each limit that bulk leaves alone, so that an interactive call finds it free: a number from 0 to
+# 0.9, or "auto", which follows the interactive demand.
+interactive_reserve = "auto"
+# interactive_reserve = 0.2
+# The share of each limit that bulk gets even under endless interactive load, from 0 to 0.9. 0: bulk may wait.
+bulk_min_share = 0.0
+
+[budget]
+# Where the budget lives. "memory": in this process.
+backend = "memory"
+
+[bulk]
+# The SQLite file that holds bulk jobs: every line, its state and its answer.
+store = ".orchestra/jobs.db"
+"""
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("orchestra.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+) -> None:
+    """Write a commented orchestra.toml: every setting explained, with its default. It works as it is."""
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(TEMPLATE)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already; --force replaces it, or name another path") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    typer.echo(f"{path} written: the model 'fast' is answered by an engine in your process, with no key.")
+    typer.echo("Next: orchestra doctor")

@@ -1,0 +1,151 @@
+"""The body of an answer on its way to the caller, and what must happen when it ends, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Literal
+
+from orchestra.call import Headers, Outcome, Usage
+from orchestra.errors import ConnectionFailed, StreamInterrupted
+from orchestra.providers import FormatError, StreamReader
+
+__all__ = ["AnswerBody", "End", "Ending", "bounded"]
+
+End = Literal["complete", "broken", "dropped"]
+"""How a body ended: it came whole; it broke; its reader closed it, was cancelled, or forgot it."""
+
+
+class Ending:
+    """Runs ``on_end`` with how a body ended and the usage it told, once."""
+
+    def __init__(self, on_end: Callable[[End, Usage], None]) -> None:
+        self._on_end: Callable[[End, Usage], None] | None = on_end
+
+    def __call__(self, end: End, usage: Usage) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(end, usage)
+
+
+class AnswerBody:
+    """Iterates what is left of an answer: ``held``, then what ``reader`` lets pass of ``source``.
+
+    A break raises StreamInterrupted. ``on_end`` runs once: as soon as the reader has seen the last event, on a
+    break, on `aclose`, when the reading task is cancelled, or when the garbage collector finds the body dropped.
+    ``time_left`` tells the seconds that the call has left, or None.
+    """
+
+    def __init__(
+        self,
+        route: str,
+        *,
+        held: bytes,
+        source: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        reader: StreamReader,
+        on_end: Callable[[End, Usage], None],
+        time_left: Callable[[], float | None],
+    ) -> None:
+        self._route = route
+        self._held = held
+        self._source = source
+        self._close = close
+        self._reader = reader
+        self._ending = Ending(on_end)
+        self._time_left = time_left
+        self._over = False
+        self._outcome: Callable[[], Outcome | None] = lambda: None
+        self._finalizer = weakref.finalize(
+            self, _forgotten, asyncio.get_running_loop(), self._ending, reader, close
+        )
+        self._finalizer.atexit = False
+        self._end_when_read()
+
+    def outcome(self, status: int, headers: Headers) -> Outcome:
+        """Return the outcome that has this body, and whose usage this body fills in."""
+        outcome = Outcome(status, headers, self, self._route, usage=self._reader.usage, close=self.aclose)
+        self._outcome = weakref.ref(outcome)  # no cycle: a dropped body must be found at once
+        return outcome
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._held and not self._over:
+            await self._read_on()
+        if not self._held:
+            raise StopAsyncIteration
+        held, self._held = self._held, b""
+        return held
+
+    async def aclose(self) -> None:
+        """End the body. May be called again."""
+        self._held = b""
+        await self._end("dropped")
+
+    async def _read_on(self) -> None:
+        try:
+            async with asyncio.timeout(self._time_left()):
+                chunk = await anext(self._source, None)
+            self._held = self._reader.finish() if chunk is None else self._reader.feed(chunk)
+            self._end_when_read()
+            if chunk is None:
+                if not self._reader.ended and self._reader.fault is None:
+                    raise ConnectionFailed("the stream was cut", sent=True)
+                await self._end("broken")  # unless its last event has ended it well already
+        except (ConnectionFailed, FormatError, TimeoutError) as error:
+            await self._end("broken")
+            if not self._reader.ended:
+                self._held = b""
+                reason = "its time was up" if isinstance(error, TimeoutError) else str(error)
+                raise StreamInterrupted(f"{self._route} broke off: {reason}") from error
+        except BaseException:
+            await self._end("dropped")
+            raise
+
+    def _end_when_read(self) -> None:
+        if self._reader.ended:
+            outcome = self._outcome()
+            if outcome is not None:
+                outcome.usage = self._reader.usage
+            self._ending("broken" if self._reader.fault else "complete", self._reader.usage)
+
+    async def _end(self, end: End) -> None:
+        self._over = True
+        self._ending(end, self._reader.usage)
+        self._finalizer.detach()
+        await self._close()
+
+
+def _forgotten(
+    loop: asyncio.AbstractEventLoop, ending: Ending, reader: StreamReader, close: Callable[[], Awaitable[None]]
+) -> None:
+    """End a body that was dropped unread. Runs inside the garbage collector, so the work is put off."""
+
+    def end() -> None:
+        ending("dropped", reader.usage)
+        _closing.add(closing := asyncio.ensure_future(close()))
+        closing.add_done_callback(_closing.discard)
+
+    try:
+        loop.call_soon_threadsafe(end)
+    except RuntimeError:  # the loop is closed, and its connections with it
+        ending("dropped", reader.usage)
+
+
+_closing: set[asyncio.Future[None]] = set()
+
+
+async def bounded(body: AsyncIterator[bytes], time_left: Callable[[], float | None]) -> AsyncIterator[bytes]:
+    """Yield ``body``, and break it off with StreamInterrupted when the time is up."""
+    while True:
+        try:
+            async with asyncio.timeout(time_left()):
+                chunk = await anext(body, None)
+        except TimeoutError:
+            raise StreamInterrupted("the answer broke off: its time was up") from None
+        if chunk is None:
+            return
+        yield chunk

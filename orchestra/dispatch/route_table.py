@@ -1,0 +1,110 @@
+"""Which routes serve a call."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestra.call import ORIGIN, Call, Outcome
+from orchestra.config import LOCAL, Config
+from orchestra.dispatch.accounts import Account, endpoint_path
+from orchestra.errors import ConfigError, InputError, UnknownModelError
+
+__all__ = ["LocalAnswerer", "RouteTable", "Target"]
+
+
+class LocalAnswerer(Protocol):
+    """A route that answers in this process."""
+
+    async def send(self, call: Call) -> Outcome: ...
+
+    async def aclose(self) -> None: ...
+
+    def snapshot(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One route of one call: an account, a path below its base URL and a model; or one who answers here."""
+
+    name: str
+    account: Account | None = None
+    path: str = ""
+    model: str | None = None
+    local: LocalAnswerer | None = None
+
+
+class RouteTable:
+    """Finds the routes of calls by the settings."""
+
+    def __init__(self, config: Config, local: Mapping[str, LocalAnswerer]) -> None:
+        self._models = {name: model.routes for name, model in config.models.items()}
+        self._accounts = {name: Account(name, provider) for name, provider in config.providers.items()}
+        self._local = local
+
+    def targets(self, call: Call) -> list[Target]:
+        """Return the routes of a call, in order of preference; none where nobody here serves its host.
+
+        The model may name an entry of ``[models]``; or it is written ``local/name``; or the URL is one of a
+        configured provider; or the model is written ``provider/model``.
+
+        Raises UnknownModelError, or InputError where there is no model, for a call of our own making.
+        """
+        model = call.model
+        if model in self._models:
+            return [self._named(route, call) for route in self._models[model]]
+        if model is not None and self._is_local(model):
+            return [self._named(model, call)]
+        pointed_at = self._by_url(call)
+        if pointed_at is not None:
+            return [pointed_at]
+        if model is not None and model.partition("/")[0] in self._accounts:
+            return [self._named(model, call)]
+        if call.url.startswith(ORIGIN):
+            raise self._unknown(model)
+        return []
+
+    def check(self, model: str) -> None:
+        """Raise UnknownModelError where no route answers to ``model``, ConfigError where one lacks its key."""
+        routes = self._models.get(model, (model,))
+        for route in routes:
+            head, _, rest = route.partition("/")
+            if not self._is_local(route):
+                if head not in self._accounts or not rest:
+                    raise self._unknown(model)
+                self._accounts[head].check()
+
+    def _is_local(self, model: str) -> bool:
+        head, _, name = model.partition("/")
+        return head == LOCAL and name in self._local
+
+    def _named(self, route: str, call: Call) -> Target:
+        head, _, rest = route.partition("/")
+        if head == LOCAL:
+            if rest not in self._local:
+                raise ConfigError(f"route {route!r}: this Orchestra has no local model {rest!r}")
+            return Target(route, local=self._local[rest])
+        account = self._accounts[head]
+        return Target(route, account, account.path_of(call.url) or endpoint_path(call.url), rest)
+
+    def _by_url(self, call: Call) -> Target | None:
+        found = [(one, path) for one in self._accounts.values() if (path := one.path_of(call.url)) is not None]
+        if not found:
+            return None
+        account, path = max(found, key=lambda pair: pair[0].depth)
+        return Target(f"{account.name}/{call.model or '-'}", account, path, call.model)
+
+    def _unknown(self, model: str | None) -> InputError:
+        if model is None:
+            return InputError("the request names no model", param="model")
+        known = [*self._models, *(f"{LOCAL}/{name}" for name in self._local)]
+        close = difflib.get_close_matches(model, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        there = ", ".join(sorted(known)) or "none"
+        return UnknownModelError(
+            f"no route answers to the model {model!r}{hint}. Configured: {there}; or write PROVIDER/MODEL with a "
+            f"section [providers.PROVIDER]",
+            param="model",
+        )

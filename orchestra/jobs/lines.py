@@ -1,0 +1,226 @@
+"""One line of a job: what it asks, checked before anything is sent.
+
+Two forms are read. OpenAI's batch line::
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+     "body": {"model": "fast", "messages": [{"role": "user", "content": "..."}]}}
+
+and the plain line, which is the body alone and is called ``line-<n>`` unless it names itself::
+
+    {"messages": [...]}          {"prompt": "..."}          {"custom_id": "a", "model": "fast", "messages": [...]}
+
+Checking a line is the hot path of a large file, so it is a handful of dictionary look-ups around one decode and
+one encode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+from orchestra.errors import InputError
+
+__all__ = [
+    "ENDPOINTS",
+    "MAX_LINE_BYTES",
+    "Fault",
+    "Line",
+    "LineCheck",
+    "LineParser",
+    "encode_json",
+    "faults_error",
+]
+
+ENDPOINTS: Mapping[str, str] = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/embeddings": "input",
+    "/v1/messages": "messages",
+}
+"""The endpoints that a line may ask, each with the key that holds its prompt."""
+
+LineCheck = Callable[[str, Mapping[str, Any]], None]
+"""Asked about each line's endpoint and body, after its form was found right. Raises InputError to refuse it."""
+
+MAX_LINE_BYTES = 32 << 20
+
+_LONE_SURROGATE = 'holds half of a character (a lone surrogate such as "\\ud83d"); write the whole character'
+_BOM = b"\xef\xbb\xbf"
+_decode = json.JSONDecoder().decode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_digest = partial(blake2b, digest_size=16)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request that may be sent.
+
+    ``number`` is its place in the input, from 1. ``body`` is compact JSON, its keys in the order given: a model
+    may answer differently to another order. ``digest`` identifies the request: custom_id, endpoint and body.
+    """
+
+    number: int
+    custom_id: str
+    path: str
+    body: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A line that cannot be used, and why."""
+
+    number: int
+    message: str
+    digest: bytes
+
+    @property
+    def custom_id(self) -> str:
+        return f"line-{self.number}"
+
+
+class LineParser:
+    """Reads lines. ``model``, where given, replaces the lines' own; ``check`` may refuse a line."""
+
+    def __init__(self, *, model: str | None = None, check: LineCheck | None = None) -> None:
+        self.model = model
+        self._check = check
+
+    def from_json(self, number: int, raw: bytes) -> Line | Fault:
+        """Read a line of a file."""
+        if len(raw) >= MAX_LINE_BYTES:
+            return Fault(number, f"longer than {MAX_LINE_BYTES >> 20} MiB", _digest(raw).digest())
+        try:
+            text = (raw.removeprefix(_BOM) if number == 1 else raw).decode()
+        except UnicodeDecodeError as error:
+            message = f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
+            return Fault(number, message, _digest(raw).digest())
+        try:
+            request = _decode(text)
+        except RecursionError:
+            return Fault(number, "nested too deeply to be a request", _digest(raw).digest())
+        except json.JSONDecodeError as error:
+            message = f"not valid JSON: {error.msg} at column {error.colno}; each line must be one JSON object"
+            return Fault(number, message, _digest(raw).digest())
+        except ValueError as error:  # a number of thousands of digits
+            return Fault(number, f"not usable JSON: {error}", _digest(raw).digest())
+        return self._parse(number, request, raw)
+
+    def from_object(self, number: int, request: object) -> Line | Fault:
+        """Read a line that is a mapping already."""
+        try:
+            raw = encode_json(dict(request) if isinstance(request, Mapping) else request)
+        except InputError as error:
+            return Fault(number, str(error), _digest(str(error).encode()).digest())
+        return self.from_json(number, raw)
+
+    def _parse(self, number: int, request: Any, raw: bytes) -> Line | Fault:
+        try:
+            custom_id, path, body = _take_apart(number, request)
+            if self.model is not None:
+                body["model"] = self.model
+            _check_body(path, body)
+            if self._check is not None:
+                self._check(path, body)
+            encoded = encode_json(body)
+            try:
+                # neither an endpoint nor JSON holds a zero byte, so the parts cannot run into each other
+                identity = b"\0".join((path.encode(), encoded, custom_id.encode()))
+            except UnicodeEncodeError:
+                raise InputError(_LONE_SURROGATE) from None
+        except InputError as error:
+            return Fault(number, str(error), _digest(raw).digest())
+        return Line(number, custom_id, path, encoded, _digest(identity).digest())
+
+
+def encode_json(value: object) -> bytes:
+    """Return ``value`` as compact JSON in UTF-8. Raises InputError where that cannot be."""
+    try:
+        return _encode(value).encode()
+    except UnicodeEncodeError:
+        raise InputError(_LONE_SURROGATE) from None
+    except RecursionError:
+        raise InputError("nested too deeply to be a request") from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"cannot be written as JSON: {error}") from None
+
+
+def faults_error(source: str, faults: Iterable[Fault], count: int) -> InputError:
+    """Return one error that tells the first faults, and how many there are in all."""
+    told = [f"line {fault.number}: {fault.message}" for fault in faults]
+    if count == 1:
+        return InputError(f"{source}, {told[0]}")
+    rest = [f"... and {count - len(told)} more"] if count > len(told) else []
+    return InputError("\n  ".join([f"{source}: {count} lines cannot be used", *told, *rest]))
+
+
+def _take_apart(number: int, request: Any) -> tuple[str, str, dict[str, Any]]:
+    """Return custom_id, endpoint and body of either form."""
+    if type(request) is not dict:
+        raise InputError(f"a line must be a JSON object, not {_kind(request)}")
+    batch_line = "body" in request or "url" in request
+    if batch_line:
+        custom_id = request.get("custom_id")
+        if custom_id is None:
+            raise InputError('has no "custom_id"; a batch line needs one, by which its answer is found')
+    else:
+        custom_id = request.get("custom_id", f"line-{number}")
+    if type(custom_id) is not str or not custom_id:
+        raise InputError(f'"custom_id" must be a text that is not empty, not {_kind(custom_id)}')
+    if not batch_line:
+        plain = {key: value for key, value in request.items() if key != "custom_id"}
+        return custom_id, _endpoint_of(plain), plain
+
+    if request.get("method", "POST") != "POST":
+        raise InputError(f'"method" must be "POST", not {request["method"]!r:.40}')
+    body = request.get("body")
+    if type(body) is not dict:
+        raise InputError(
+            'has no "body"; put the request there' if body is None else '"body" must be a JSON object'
+        )
+    path = request.get("url")
+    if path is None:
+        raise InputError(f'has no "url"; it must be one of {", ".join(ENDPOINTS)}')
+    if type(path) is not str or path not in ENDPOINTS:
+        raise InputError(f'"url" {path!r:.80} is not supported; it must be one of {", ".join(ENDPOINTS)}')
+    return custom_id, path, body
+
+
+def _endpoint_of(body: Mapping[str, Any]) -> str:
+    if "messages" in body:
+        return "/v1/chat/completions"
+    if "prompt" in body:
+        return "/v1/completions"
+    if "input" in body:
+        raise InputError('"input" suits both /v1/responses and /v1/embeddings: write a batch line with a "url"')
+    raise InputError('has neither "messages" nor "prompt", nor the "url" and "body" of a batch line')
+
+
+def _check_body(path: str, body: Mapping[str, Any]) -> None:
+    model = body.get("model")
+    if type(model) is not str or not model:
+        raise InputError('has no "model"; add it, or name one for all lines with --model')
+    if body.get("stream"):
+        raise InputError('"stream" is not possible in a bulk line; leave it out')
+    key = ENDPOINTS[path]
+    prompt = body.get(key)
+    if key == "messages":
+        if type(prompt) is not list or not prompt:
+            raise InputError('"messages" must be a list of at least one message')
+        for message in prompt:
+            if type(message) is not dict or type(message.get("role")) is not str:
+                raise InputError('every one of "messages" must be an object with a "role"')
+    elif type(prompt) not in (str, list) or not prompt:
+        raise InputError(f'"{key}" must be a text or a list that is not empty')
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    if value == "":
+        return "an empty text"
+    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

@@ -1,0 +1,86 @@
+"""Writes a job's results as OpenAI batch output lines, in input order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+from orchestra.errors import InputError
+from orchestra.jobs.record import JobRecord, Result
+from orchestra.jobs.store import JobStore
+
+__all__ = ["check_output", "output_line", "output_lines", "write_output"]
+
+
+def check_output(path: Path, *, source: Path | None = None) -> None:
+    """Raise InputError where results could not be written to ``path``, or would overwrite their own input."""
+    target = path.resolve()
+    if target.is_dir():
+        raise InputError(f"{path}: a folder; name a file for the results")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{path}: not a regular file; name one for the results")
+    if source is not None and source.exists() and target.exists() and target.samefile(source):
+        raise InputError(f"{path}: is the input itself; name another file for the results")
+    if not target.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {target.parent}; make it, or name another file")
+    if not os.access(target.parent, os.W_OK | os.X_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise InputError(f"{path}: cannot be written; check its rights, or name another file")
+
+
+def write_output(store: JobStore, job: JobRecord, path: Path) -> None:
+    """Write the results that there are. The file appears whole or not at all. Blocks.
+
+    Raises InputError where it cannot be written; the results stay in the ledger.
+    """
+    target = path.resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(output_lines(store, job))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); the results are kept, run again"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def output_lines(store: JobStore, job: JobRecord) -> Iterator[bytes]:
+    """Yield a line for each result that there is, in input order."""
+    after = 0
+    while page := store.results(job.id, after, max_lines=1000, max_bytes=4 << 20):
+        for result in page:
+            yield output_line(job, result)
+        after = page[-1].number
+
+
+def output_line(job: JobRecord, result: Result) -> bytes:
+    """Return one line, with its end: ``id``, ``custom_id``, ``response`` and ``error``.
+
+    As in OpenAI's files, a line that was answered with an HTTP error has that answer for its ``response``, and
+    ``error`` is for what failed without an answer. The id is the same each time that the results are written.
+    """
+    identity = blake2b(f"{job.name}\0{job.created}\0{result.custom_id}".encode(), digest_size=16).hexdigest()
+    head = {"id": f"batch_req_{identity}", "custom_id": result.custom_id}
+    if result.response is None:
+        error = {"code": result.error_code, "message": result.error_message}
+        return _dumps({**head, "response": None, "error": error}) + b"\n"
+    answer = {"status_code": result.status_code, "request_id": result.request_id or ""}
+    # the body is compact JSON already
+    return b'%s,"response":%s,"body":%s},"error":null}\n' % (
+        _dumps(head)[:-1],
+        _dumps(answer)[:-1],
+        result.response,
+    )
+
+
+def _dumps(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,235 @@
+"""Sends a job's lines, and records how they end.
+
+At most ``window`` lines are under way at once, whatever the size of the job. A line is under way until its end is
+recorded, so a slow disk slows the sending down and nothing piles up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from orchestra.call import Call, Outcome
+from orchestra.errors import JobError, OrchestraError
+from orchestra.jobs.lines import Line
+from orchestra.jobs.patience import Patience
+from orchestra.jobs.record import End, JobRecord, LineError
+from orchestra.jobs.store import JobStore
+from orchestra.jobs.verdict import Blocked, judge_answer, judge_error
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["Runner", "Send"]
+
+Send = Callable[[Call], Awaitable[Outcome]]
+"""Takes one call all its way: admission, sending, retries, further routes."""
+
+SUSPICIONS = 3
+"""How often a line may fail while others are answered, before it is held to blame."""
+
+GRACE = 10.0
+"""Seconds that calls under way may still take when the job stops by itself."""
+
+_PAGE_BYTES = 4 << 20
+
+
+class Runner:
+    """Runs one job, once. ``on_ended`` is told how many more lines have ended, each time some have."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        job: JobRecord,
+        send: Send,
+        *,
+        window: int,
+        patience: Patience,
+        on_ended: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._send = send
+        self._window = window
+        self._patience = patience
+        self._on_ended = on_ended
+        self._page: deque[Line] = deque()
+        self._again: deque[Line] = deque()
+        self._last_number = 0
+        self._calls: set[asyncio.Task[None]] = set()
+        self._ends: list[End] = []
+        self._recording = 0
+        self._answers = 0
+        self._stopped: str | None = None
+        self._crash: BaseException | None = None
+        self._stirred = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._closing = False
+        self.loaded = False
+        """Whether the job's last line is in the ledger. Set it, then `stir`."""
+
+    def stir(self) -> None:
+        """Say that something has changed that the runner may be waiting for."""
+        self._stirred.set()
+
+    async def run(self) -> None:
+        """Send until every line has an end. Raises JobError where that cannot be.
+
+        Cancelled, it cancels the calls under way, whose lines stay pending, and records the ends it knows.
+        """
+        recorder = asyncio.create_task(self._record())
+        recorder.add_done_callback(lambda _: self.stir())
+        deadline = self._job.deadline
+        bound = asyncio.timeout(None if deadline is None else max(0.0, deadline - time.time()))
+        try:
+            async with bound:
+                await self._send_all(recorder)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+        finally:
+            for call in self._calls:
+                call.cancel()
+            await asyncio.gather(*self._calls, return_exceptions=True)
+            self._closing = True
+            self._ended.set()
+            await recorder
+        if bound.expired():
+            await self._expire()
+
+    async def _send_all(self, recorder: asyncio.Task[None]) -> None:
+        while True:
+            self._stirred.clear()
+            # looked at before the ledger is: lines may come in after the ledger was, but none after the last
+            loaded = self.loaded
+            if recorder.done():
+                recorder.result()
+            if self._crash is not None:
+                raise self._crash
+            if self._stopped is not None:
+                await self._drain()
+                raise JobError(self._stopped)
+            under_way = len(self._calls) + len(self._ends) + self._recording
+            if under_way >= (1 if self._patience.trying else self._window):
+                await self._stirred.wait()
+            elif pause := self._patience.pause(time.monotonic()):
+                await _wait(self._stirred, pause)
+            elif (line := await self._next_line()) is not None:
+                self._start(line)
+            elif loaded and not under_way:
+                return
+            else:
+                await self._stirred.wait()
+
+    async def _next_line(self) -> Line | None:
+        if self._again:
+            return self._again.popleft()
+        if not self._page:
+            self._page.extend(
+                await asyncio.to_thread(
+                    self._store.pending,
+                    self._job.id,
+                    self._last_number,
+                    max_lines=self._window,
+                    max_bytes=_PAGE_BYTES,
+                )
+            )
+        if not self._page:
+            return None
+        line = self._page.popleft()
+        self._last_number = line.number
+        return line
+
+    def _start(self, line: Line) -> None:
+        call = asyncio.create_task(self._ask(line))
+        self._calls.add(call)
+        call.add_done_callback(self._finished)
+
+    def _finished(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled() and (error := call.exception()) is not None:
+            self._crash = error
+        self.stir()
+
+    async def _ask(self, line: Line) -> None:
+        answers = self._answers
+        verdict = await self._answer(line)
+        if isinstance(verdict, End):
+            self._end(verdict)
+        elif verdict.suspect and self._answers > answers:
+            attempts = await asyncio.to_thread(self._store.count_attempt, self._job.id, line.number)
+            if attempts < SUSPICIONS:
+                self._again.append(line)
+            else:
+                self._end(End(line.number, verdict.error, status_code=verdict.status_code))
+        elif verdict.hopeless or not self._patience.fault(time.monotonic(), verdict.retry_after):
+            self._stop(verdict)
+        else:
+            self._again.append(line)
+
+    async def _answer(self, line: Line) -> End | Blocked:
+        call = Call.originate(
+            line.path,
+            json.loads(line.body),
+            traffic=TrafficClass.BULK,
+            job=self._job.name,
+            expires_at=self._expires_at(),
+        )
+        try:
+            outcome = await self._send(call)
+            return judge_answer(line.number, outcome, await outcome.read())
+        except OrchestraError as error:
+            return judge_error(line.number, error)
+
+    def _expires_at(self) -> float | None:
+        if self._job.deadline is None:
+            return None
+        return time.monotonic() + self._job.deadline - time.time()
+
+    def _end(self, end: End) -> None:
+        if end.status_code is not None:
+            self._patience.success()
+            self._answers += end.error is None
+        self._ends.append(end)
+        self._ended.set()
+
+    def _stop(self, verdict: Blocked) -> None:
+        if self._stopped is None:
+            self._stopped = f"{verdict.error.message} [{verdict.error.code}]"
+
+    async def _drain(self) -> None:
+        """Let the calls under way end, for a while: they may be paid for already."""
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=GRACE)
+
+    async def _record(self) -> None:
+        """Record ends as they come. What comes while the disk is busy goes into the next transaction together."""
+        while self._ends or not self._closing:
+            await self._ended.wait()
+            self._ended.clear()
+            ends, self._ends = self._ends, []
+            if ends:
+                self._recording = len(ends)
+                await asyncio.to_thread(self._store.finish, self._job.id, ends)
+                self._recording = 0
+                self._on_ended(len(ends))
+                self.stir()
+
+    async def _expire(self) -> None:
+        error = LineError("expired", "the job's deadline passed before this line could be answered")
+        while True:
+            self._stirred.clear()
+            loaded = self.loaded
+            self._on_ended(await asyncio.to_thread(self._store.fail_rest, self._job.id, error))
+            if loaded:
+                return
+            await self._stirred.wait()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,177 @@
+"""Where a job's lines come from: a file, a stream, or objects that a program makes.
+
+All arrive as chunks of checked lines, bounded in number and in bytes, so that memory does not grow with the input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from orchestra.errors import InputError
+from orchestra.jobs.lines import MAX_LINE_BYTES, Fault, Line, LineParser
+
+__all__ = ["Chunk", "JsonlFile", "file_chunks", "object_chunks"]
+
+Chunk = list[Line | Fault]
+
+CHUNK_LINES = 1000
+CHUNK_BYTES = 4 << 20
+
+
+class JsonlFile:
+    """A file of lines, open for reading.
+
+    ``strict`` says that one bad line refuses the file; otherwise a bad line fails and the rest go on. ``size`` is
+    in bytes. Close it, or use it as a context manager.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, *, strict: bool) -> None:
+        self.name = name
+        self.strict = strict
+        self._file = file
+        self._status = os.fstat(file.fileno())
+        self.size = self._status.st_size
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> JsonlFile:
+        """Open a file. What is not a regular one (a pipe) is read to its end first, and is not strict.
+
+        Raises InputError where it cannot be read.
+        """
+        try:
+            file = Path(path).open("rb")  # noqa: SIM115 -- closed by whoever closes us
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
+        except IsADirectoryError:
+            raise InputError(f"{path}: a folder; name a file of JSON lines") from None
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return cls(file, str(path), strict=True)
+        with file:
+            return cls.spool(file, name=str(path))
+
+    @classmethod
+    def spool(cls, stream: BinaryIO, *, name: str = "stdin", folder: Path | None = None) -> JsonlFile:
+        """Read a stream to its end into a file without a name in ``folder``."""
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 -- closed by whoever closes us
+        try:
+            shutil.copyfileobj(stream, file, 1 << 20)
+            file.flush()
+            return cls(file, name, strict=False)
+        except BaseException:
+            file.close()
+            raise
+
+    def digest(self, *, model: str | None = None) -> bytes:
+        """Return what identifies the content, together with the model that replaces the lines' own."""
+        state = blake2b(repr(model).encode(), digest_size=16)
+        self._file.seek(0)
+        while piece := self._file.read(1 << 20):
+            state.update(piece)
+        return state.digest()
+
+    def chunks(self, parser: LineParser) -> Iterator[Chunk]:
+        """Read the file and check its lines. Blank lines are passed over, but counted.
+
+        Raises InputError where the file cannot be read to its end, or changes meanwhile.
+        """
+        self._file.seek(0)
+        chunk: Chunk = []
+        size = 0
+        for number, raw in enumerate(_raw_lines(self._file), start=1):
+            if raw.isspace():
+                continue
+            chunk.append(parser.from_json(number, raw))
+            size += len(raw)
+            if size >= CHUNK_BYTES or len(chunk) >= CHUNK_LINES:
+                yield chunk
+                chunk, size = [], 0
+        if chunk:
+            yield chunk
+        now = os.fstat(self._file.fileno())
+        if (now.st_size, now.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns):
+            raise InputError(f"{self.name}: changed while it was read; run again when it is complete")
+
+    @property
+    def read_bytes(self) -> int:
+        """How far `chunks` has read, in bytes."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> JsonlFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _raw_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines. Of one that is too long only its beginning comes, of a length that says so."""
+    while raw := file.readline(MAX_LINE_BYTES):
+        if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                pass
+        yield raw
+
+
+async def file_chunks(file: JsonlFile, parser: LineParser) -> AsyncGenerator[Chunk, None]:
+    """Read and check a file in a thread, a chunk at a time."""
+    chunks = file.chunks(parser)
+    while chunk := await asyncio.to_thread(next, chunks, None):
+        yield chunk
+
+
+async def object_chunks(
+    requests: Iterable[object] | AsyncIterable[object], parser: LineParser
+) -> AsyncGenerator[Chunk, None]:
+    """Check requests that a program makes.
+
+    A chunk is what has come since the last one was taken, so that a slow program's requests do not wait for more,
+    and a fast one's is asked for a bounded number ahead.
+    """
+    ready: asyncio.Queue[Line | Fault | None] = asyncio.Queue(CHUNK_LINES // 4)
+
+    async def read() -> None:
+        number = 0
+        try:
+            async for request in _iterate(requests):
+                number += 1
+                await ready.put(parser.from_object(number, request))
+        finally:
+            await ready.put(None)
+
+    reader = asyncio.create_task(read())
+    try:
+        while entry := await ready.get():
+            chunk = [entry]
+            while not ready.empty() and (entry := ready.get_nowait()):
+                chunk.append(entry)
+            yield chunk
+            if entry is None:
+                break
+        await reader
+    finally:
+        reader.cancel()
+
+
+async def _iterate(requests: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield request
+    else:
+        for request in requests:
+            yield request

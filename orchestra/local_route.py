@@ -1,0 +1,209 @@
+"""The same call, answered by the in-process engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from orchestra.call import Call, Headers, Outcome, Usage
+from orchestra.config import LocalConfig
+from orchestra.errors import InputError, LocalEngineError, QueueFull, StreamInterrupted
+from orchestra.local_answer import LocalAnswer
+from orchestra.local_request import LocalRequest, endpoint_of, read_request
+from orchestra.policies.traffic import TrafficClass
+
+if TYPE_CHECKING:
+    from orchestra.localengine import LocalEngine
+    from orchestra.localengine import request as engine_types
+    from orchestra.localengine.stream import DeltaStream
+
+__all__ = ["LocalRoute"]
+
+_JSON: Headers = (("content-type", "application/json"),)
+_EVENTS: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
+
+
+def open_engine(config: LocalConfig) -> LocalEngine:
+    """Return an engine with these settings, which reads its weights when it starts.
+
+    Raises the engine's ModelFileError where there are none.
+    """
+    from orchestra.localengine import EngineConfig, LocalEngine
+
+    settings = {"max_num_seqs": config.max_num_seqs, "kv_bytes": config.kv_bytes, "threads": config.threads}
+    given = {name: value for name, value in settings.items() if value is not None}
+    if config.max_num_seqs is not None:  # what depends on it follows it
+        defaults = EngineConfig()
+        given["interactive_slots"] = min(defaults.interactive_slots, config.max_num_seqs - 1)
+        given["step_tokens"] = max(defaults.step_tokens, config.max_num_seqs)
+    return LocalEngine.load(config.weights, EngineConfig(**given))
+
+
+class LocalRoute:
+    """Answers calls from an engine in this process, which is loaded on first use.
+
+    Any number of tasks, in any number of event loops, may call `send`: they wait for one and the same load, which
+    none of them can cancel. A load that failed fails those who wait for it, and the next call tries again; so it
+    does after the engine died. `aclose` frees the engine; a later call loads it anew.
+    """
+
+    def __init__(
+        self, name: str, config: LocalConfig, *, open_engine: Callable[[LocalConfig], LocalEngine] = open_engine
+    ) -> None:
+        self.name = name
+        self._config = config
+        self._open_engine = open_engine
+        self._lock = threading.Lock()
+        self._engine: LocalEngine | None = None
+
+    @property
+    def route(self) -> str:
+        return f"local/{self.name}"
+
+    async def send(self, call: Call) -> Outcome:
+        """Answer an OpenAI chat or completions call.
+
+        The outcome of a streamed call is returned with its first piece at hand, so that whatever can fail before
+        content fails here. Raises InputError (a field that cannot be served, a prompt too long), QueueFull, and
+        LocalEngineError; reading a stream that breaks raises StreamInterrupted.
+        """
+        endpoint = endpoint_of(call.url)
+        request = read_request(endpoint, call.payload)
+        engine = await self.engine()
+        answer = LocalAnswer(endpoint, call_id=call.id, model=self.route, include_usage=request.include_usage)
+        if request.streams:
+            return await self._stream(engine, call, request, answer)
+        with _as_our_errors(request.prompt_field):
+            completion = await engine.complete(request.prompt, request.sampling, traffic=call.traffic.value)
+        return Outcome(
+            status=200,
+            headers=_JSON,
+            body=_once(answer.whole(completion)),
+            route=self.route,
+            usage=_usage(completion.usage),
+        )
+
+    def check(self, url: str, payload: Mapping[str, Any], *, traffic: TrafficClass) -> None:
+        """Raise InputError where a request can never be answered here.
+
+        Its fields are always checked, the length of its prompt once the engine is started.
+        """
+        request = read_request(endpoint_of(url), payload)
+        engine = self._engine
+        if engine is not None:
+            with suppress(LocalEngineError), _as_our_errors(request.prompt_field):
+                engine.check(request.prompt, request.sampling, traffic=traffic.value)
+
+    async def _stream(
+        self, engine: LocalEngine, call: Call, request: LocalRequest, answer: LocalAnswer
+    ) -> Outcome:
+        deltas = engine.stream(request.prompt, request.sampling, traffic=call.traffic.value)
+        try:
+            with _as_our_errors(request.prompt_field):
+                first = await anext(deltas)
+        except BaseException:
+            await deltas.aclose()
+            raise
+
+        # the body knows its outcome weakly: a dropped outcome must give its request up at once, without a cycle
+        body = self._events(answer, first, deltas, lambda usage: _fill_in(outcome_ref(), usage))
+
+        async def close() -> None:
+            await body.aclose()
+            await deltas.aclose()  # a generator that was never iterated runs no `finally`
+
+        outcome = Outcome(status=200, headers=_EVENTS, body=body, route=self.route, close=close)
+        outcome_ref = weakref.ref(outcome)
+        return outcome
+
+    async def _events(
+        self,
+        answer: LocalAnswer,
+        first: engine_types.Delta,
+        rest: DeltaStream,
+        on_usage: Callable[[engine_types.Usage], None],
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            yield answer.opening() + _encode(answer, first)
+            delta = first
+            async for delta in rest:
+                yield _encode(answer, delta)
+            if delta.usage is not None:
+                on_usage(delta.usage)
+        except Exception as error:
+            raise StreamInterrupted(f"{self.route} broke off: {error}") from error
+        finally:
+            await rest.aclose()
+
+    async def engine(self) -> LocalEngine:
+        """Return the engine, started. Raises LocalEngineError with the remedy where that cannot be."""
+        with _as_our_errors():
+            engine = self._engine
+            if engine is None:
+                engine = await asyncio.to_thread(self._opened)  # which may import much and look at files
+            await engine.start()
+        return engine
+
+    def _opened(self) -> LocalEngine:
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._open_engine(self._config)
+            return self._engine
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what the engine is doing; its ``state`` is ``unused`` before the first call."""
+        engine = self._engine
+        return {
+            "weights": self._config.weights,
+            "state": "unused",
+            **(engine.stats() if engine is not None else {}),
+        }
+
+    async def aclose(self) -> None:
+        """End what the engine is doing, and free it. May be called again."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+
+@contextmanager
+def _as_our_errors(prompt_field: str = "messages") -> Iterator[None]:
+    """Tell the engine's errors in the words of `orchestra.errors`."""
+    from orchestra.localengine.errors import EngineBusy, EngineError, PromptError, PromptTooLong
+
+    try:
+        yield
+    except PromptTooLong as error:
+        raise InputError(str(error), param=prompt_field, code="context_length_exceeded") from error
+    except PromptError as error:
+        raise InputError(str(error), param=prompt_field) from error
+    except EngineBusy as error:
+        raise QueueFull(str(error)) from error
+    except (EngineError, ImportError) as error:
+        missing = error if isinstance(error, ImportError) else error.__cause__
+        remedy = ": pip install 'orchestra-llm[local]'" if isinstance(missing, ModuleNotFoundError) else ""
+        raise LocalEngineError(f"{error}{remedy}") from error
+
+
+def _encode(answer: LocalAnswer, delta: engine_types.Delta) -> bytes:
+    data = answer.piece(delta.text) if delta.text else b""
+    if delta.finish_reason is not None and delta.usage is not None:
+        data += answer.ending(delta.finish_reason, delta.usage)
+    return data
+
+
+def _fill_in(outcome: Outcome | None, usage: engine_types.Usage) -> None:
+    if outcome is not None:
+        outcome.usage = _usage(usage)
+
+
+def _usage(usage: engine_types.Usage) -> Usage:
+    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, certainty="known")
+
+
+async def _once(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body

@@ -1,0 +1,201 @@
+"""The OpenAI wire, at OpenAI itself and at the many servers that speak it.
+
+Sources: OpenAI guides "Rate limits", "Error codes", "Streaming"; types of the official SDK (openai 3.57). What
+other servers do differently: vLLM and SGLang send an integer ``code``; SGLang sends an error object without its
+wrapper, and a full queue as the first event of a stream with status 200; Groq keeps a stream's usage under
+``x_groq``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from orchestra.call import Charge, Headers, Usage
+from orchestra.policies.retry import Fault, Recovery
+from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader
+from orchestra.providers.estimate import estimate_tokens
+from orchestra.providers.hints import retry_after
+from orchestra.providers.openai_stream import (
+    ChatStreamReader,
+    PlainStreamReader,
+    ResponsesStreamReader,
+    read_usage,
+)
+
+__all__ = ["OpenAI", "OpenAICompatible"]
+
+_QUOTA_CODES = frozenset(
+    {
+        "insufficient_quota",
+        "credit_balance_exhausted",
+        "organization_spend_limit_exceeded",
+        "project_spend_limit_exceeded",
+        "organization_usage_limit_exceeded",
+        "billing_hard_limit_reached",
+    }
+)
+_RETRYABLE = frozenset({408, 409, 425, 429, 498, 500})  # 498: Groq has no flex capacity just now
+_OVERLOADED = frozenset({502, 503, 504, 520, 521, 522, 523, 524, 529})
+_STATUS_OF = {
+    "invalid_request_error": 400,
+    "BadRequestError": 400,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "tokens": 429,
+    "requests": 429,
+    "insufficient_quota": 429,
+    "service_unavailable_error": 503,
+    "server_is_overloaded": 503,
+    "ServiceUnavailableError": 503,
+}
+_INPUTS = ("messages", "prompt", "input", "instructions", "tools", "functions", "response_format", "text")
+_MAX_OUTPUTS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_OUTPUT_GUESS = 256
+"""Output tokens expected of a call that does not bound them. Corrected when it is settled."""
+_ANSWER_FIELD = {
+    Endpoint.CHAT: "choices",
+    Endpoint.COMPLETIONS: "choices",
+    Endpoint.RESPONSES: "output",
+    Endpoint.EMBEDDINGS: "data",
+}
+
+
+class OpenAI(Provider):
+    """OpenAI itself.
+
+    It counts the larger of the output bound and an estimate from the characters when a request arrives, and
+    documents no refund: a request that used less stays charged, and one that used more goes into debt.
+    """
+
+    def endpoint(self, path: str) -> Endpoint:
+        try:
+            return Endpoint(path.rstrip("/"))
+        except ValueError:
+            return Endpoint.OTHER
+
+    def credentials(self, key: str) -> Headers:
+        return (("authorization", f"Bearer {key}"),)
+
+    def prepare(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> Mapping[str, Any]:
+        if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS) or payload.get("stream") is not True:
+            return payload
+        options = payload.get("stream_options")
+        if _asks_for_usage(payload) or not isinstance(options, Mapping | None):
+            return payload
+        return {**payload, "stream_options": {**(options or {}), "include_usage": True}}
+
+    def charge(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> Charge:
+        prompt, output, bound, answers = _sizes(endpoint, payload)
+        return Charge(tokens=max(prompt, bound) * answers, input_tokens=prompt, output_tokens=output * answers)
+
+    def settle(self, charge: Charge, usage: Usage) -> Charge:
+        used = _used(charge, usage)
+        return Charge(used.requests, max(charge.tokens, used.tokens), used.input_tokens, used.output_tokens)
+
+    def fault(self, status: int, headers: Headers, body: bytes, now: float) -> Fault:
+        return _fault(status, headers, _error_object(body), now)
+
+    def usage(self, endpoint: Endpoint, body: bytes) -> Usage:
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            raise FormatError("the answer is not JSON") from None
+        if endpoint is Endpoint.OTHER:
+            return read_usage(answer) if isinstance(answer, dict) else Usage()
+        field = _ANSWER_FIELD[endpoint]
+        if not isinstance(answer, dict) or not isinstance(answer.get(field), list):
+            raise FormatError(f"the answer has no list {field!r}")
+        return read_usage(answer)
+
+    def stream(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> StreamReader:
+        match endpoint:
+            case Endpoint.CHAT | Endpoint.COMPLETIONS:
+                return ChatStreamReader(fault_of=_stream_fault, keep_usage=_asks_for_usage(payload))
+            case Endpoint.RESPONSES:
+                return ResponsesStreamReader(fault_of=_stream_fault)
+            case _:
+                return PlainStreamReader()
+
+
+class OpenAICompatible(OpenAI):
+    """Any other server of that wire. It is taken to count what a call really used, input and output together."""
+
+    def charge(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> Charge:
+        prompt, output, _, answers = _sizes(endpoint, payload)
+        return Charge(tokens=prompt + output * answers, input_tokens=prompt, output_tokens=output * answers)
+
+    def settle(self, charge: Charge, usage: Usage) -> Charge:
+        return _used(charge, usage)
+
+
+def _asks_for_usage(payload: Mapping[str, Any]) -> bool:
+    options = payload.get("stream_options")
+    return isinstance(options, Mapping) and options.get("include_usage") is True
+
+
+def _sizes(endpoint: Endpoint, payload: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Return the estimated prompt, the expected output of one answer, its bound (0 if none), and the answers."""
+    prompt = estimate_tokens([payload[name] for name in _INPUTS if name in payload])
+    if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES):
+        return prompt, 0, 0, 1
+    bound = next((size for name in _MAX_OUTPUTS if (size := _count(payload.get(name))) is not None), None)
+    answers = max(_count(payload.get("n")) or 1, _count(payload.get("best_of")) or 1)
+    prompts = payload.get("prompt")
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        answers *= len(prompts)
+    return prompt, _OUTPUT_GUESS if bound is None else bound, bound or 0, answers
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _used(charge: Charge, usage: Usage) -> Charge:
+    total = usage.input_tokens + usage.output_tokens
+    return Charge(charge.requests, total, usage.input_tokens, usage.output_tokens)
+
+
+def _error_object(body: bytes) -> Mapping[str, Any]:
+    """Return the error object of an error body, with its wrapper or without; empty where there is none."""
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return {}
+    if isinstance(parsed, list) and len(parsed) == 1:
+        parsed = parsed[0]
+    if not isinstance(parsed, dict):
+        return {}
+    error = parsed.get("error", parsed)
+    if isinstance(error, str):
+        return {"message": error}
+    return error if isinstance(error, dict) else {}
+
+
+def _fault(status: int, headers: Headers, error: Mapping[str, Any], now: float) -> Fault:
+    words = [word for name in ("code", "type") if isinstance(word := error.get(name), str)]
+    reason = " ".join([str(status), *words[:1]])
+    if 300 <= status < 400:
+        return Fault(Recovery.NONE, f"{reason} redirect: base_url does not name the endpoint", elsewhere=True)
+    if _QUOTA_CODES.intersection(words):
+        return Fault(Recovery.PAUSE, reason, elsewhere=True)
+    if status in _RETRYABLE or status in _OVERLOADED:
+        return Fault(
+            Recovery.RETRY,
+            reason,
+            retry_after=retry_after(headers, error, now),
+            elsewhere=status in _OVERLOADED,
+            unhealthy=status >= 500,
+        )
+    return Fault(Recovery.NONE, reason)
+
+
+def _stream_fault(error: Mapping[str, Any]) -> Fault:
+    """Read an error event. It has no status of its own: its integer code is one, or its words tell."""
+    code = error.get("code")
+    if isinstance(code, int) and 400 <= code < 600:
+        return _fault(code, (), error, 0.0)
+    words = (error.get("code"), error.get("type"))
+    status = next((_STATUS_OF[word] for word in words if isinstance(word, str) and word in _STATUS_OF), 500)
+    return _fault(status, (), error, 0.0)

@@ -1,0 +1,44 @@
+"""Server-sent events, split as they arrive.
+
+Source: WHATWG HTML, "Server-sent events".
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["EventSplitter", "event_data"]
+
+_BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LONGEST = 4
+
+
+class EventSplitter:
+    """Cuts a byte stream into whole events, each with the blank line that ends it."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the events that are complete now."""
+        searched = max(0, len(self._buffer) - _LONGEST + 1)  # a blank line may lie across two reads
+        self._buffer += data
+        events = []
+        start = 0
+        for match in _BLANK_LINE.finditer(self._buffer, searched):
+            events.append(bytes(self._buffer[start : match.end()]))
+            start = match.end()
+        del self._buffer[:start]
+        return events
+
+    def rest(self) -> bytes:
+        """Return the last part, which no blank line ended, and forget it."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+
+def event_data(event: bytes) -> bytes | None:
+    """Return an event's data, or None where it has none: a comment, or an empty line."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None

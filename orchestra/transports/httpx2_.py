@@ -1,0 +1,62 @@
+"""The transport for ``httpx2``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx2
+
+from orchestra.call import Outcome
+from orchestra.errors import ConnectionFailed, StreamInterrupted
+from orchestra.transports.core import TransportCore
+
+__all__ = ["AsyncOrchestraTransport", "make_client"]
+
+
+class AsyncOrchestraTransport(httpx2.AsyncBaseTransport):
+    """Puts what is behind ``core`` underneath an ``httpx2.AsyncClient``.
+
+    Closing it, or its client, closes nothing else.
+    """
+
+    def __init__(self, core: TransportCore) -> None:
+        self._core = core
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            outcome = await self._core.handle(
+                request.method,
+                str(request.url),
+                request.headers.multi_items(),
+                await request.aread(),
+                request.extensions.get("timeout", {}),
+            )
+        except ConnectionFailed as error:
+            failure = httpx2.ReadError if error.sent else httpx2.ConnectError
+            raise failure(str(error), request=request) from error
+        return httpx2.Response(outcome.status, headers=list(outcome.headers), stream=_Body(outcome, request))
+
+
+class _Body(httpx2.AsyncByteStream):
+    def __init__(self, outcome: Outcome, request: httpx2.Request) -> None:
+        self._outcome = outcome
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._outcome.body:
+                yield chunk
+        except (StreamInterrupted, ConnectionFailed) as error:
+            raise httpx2.RemoteProtocolError(str(error), request=self._request) from error
+
+    async def aclose(self) -> None:
+        await self._outcome.aclose()
+
+
+def make_client(core: TransportCore) -> httpx2.AsyncClient:
+    """Return a client with the defaults of the official SDKs: 600 s, 5 s to connect, redirects followed."""
+    return httpx2.AsyncClient(
+        transport=AsyncOrchestraTransport(core),
+        timeout=httpx2.Timeout(600, connect=5),
+        follow_redirects=True,
+    )

@@ -1,0 +1,213 @@
+"""The network side: requests out, answers in, nothing decided.
+
+One connection pool an event loop, opened on first use and closed with its loop. Redirects are not followed, since
+one must never carry a key to another host; cookies are not kept, since they are their caller's own. Proxies are
+taken from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Protocol
+
+import httpx2
+
+from orchestra.call import Headers
+from orchestra.errors import ConnectionFailed
+
+__all__ = ["HttpWire", "Wire", "WireResponse"]
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_OURS = frozenset({"host", "content-length", "accept-encoding", "proxy-authorization"})
+_NEVER_SENT = (
+    httpx2.ConnectError,
+    httpx2.ConnectTimeout,
+    httpx2.PoolTimeout,
+    httpx2.ProxyError,
+    httpx2.UnsupportedProtocol,
+    httpx2.LocalProtocolError,
+    httpx2.InvalidURL,
+    UnicodeError,  # a header that is not Latin-1
+)
+_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError)
+
+
+@dataclass(slots=True)
+class WireResponse:
+    """An answer whose body is still arriving, and is decoded. Whoever holds it ends it by `aclose`."""
+
+    status: int
+    headers: Headers
+    body: AsyncIterator[bytes] = field(repr=False)
+    aclose: Callable[[], Awaitable[None]] = field(repr=False)
+
+
+class Wire(Protocol):
+    """What sends requests. Every failure is a `ConnectionFailed`, from `send` and from reading the body alike."""
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: Headers,
+        body: bytes,
+        *,
+        connect_timeout: float | None,
+        read_timeout: float | None,
+    ) -> WireResponse:
+        """Send one request and return when the answer's head is in. Timeouts are seconds, None is none."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class HttpWire:
+    """A `Wire` on httpx2. May be used from several event loops and threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: Headers,
+        body: bytes,
+        *,
+        connect_timeout: float | None,
+        read_timeout: float | None,
+    ) -> WireResponse:
+        client = await self._client()
+        timeout = httpx2.Timeout(connect=connect_timeout, read=read_timeout, write=read_timeout, pool=None)
+        try:
+            request = client.build_request(
+                method,
+                url,
+                headers=[(name, value) for name, value in headers if name not in _HOP_BY_HOP | _OURS],
+                content=body or None,
+                timeout=timeout,
+            )
+            response = await client.send(request, stream=True)
+        except (*_ERRORS, UnicodeError) as error:
+            raise _failure(error, url) from None
+        return _wire_response(response, client.headers["accept-encoding"], url)
+
+    async def aclose(self) -> None:
+        """Close the pools of all loops. May be called again; a later `send` opens a new one."""
+        with self._lock:
+            pools = list(self._pools.items())
+            self._pools.clear()
+        here = asyncio.get_running_loop()
+        for loop, pool in pools:
+            if loop is here:
+                await pool.aclose()
+            elif loop.is_running():
+                with contextlib.suppress(RuntimeError):  # it may close just now, and its pool with it
+                    asyncio.run_coroutine_threadsafe(pool.aclose(), loop)
+
+    async def _client(self) -> httpx2.AsyncClient:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            pool = self._pools.get(loop)
+            if pool is None:
+                for dead in [one for one in self._pools if one.is_closed()]:
+                    del self._pools[dead]
+                pool = self._pools[loop] = _Pool(lambda: self._forget(loop))
+        return await pool.open()
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._pools.pop(loop, None)
+
+
+class _Pool:
+    """One loop's connections.
+
+    A suspended asynchronous generator holds them: a loop that shuts down (``asyncio.run`` does it in order)
+    finishes its generators, and so closes the connections while it still can.
+    """
+
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        self._client = httpx2.AsyncClient(
+            verify=_certificates(),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30),
+            follow_redirects=False,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+            headers={"user-agent": "orchestra-llm"},
+        )
+        self._on_close = on_close
+        self._holder = self._hold()
+        self._held = False
+
+    async def open(self) -> httpx2.AsyncClient:
+        if not self._held:
+            self._held = True
+            await anext(self._holder)
+        return self._client
+
+    async def aclose(self) -> None:
+        # The holder is left to the loop, which may be finishing it just now.
+        await self._client.aclose()
+
+    async def _hold(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self._on_close()
+            await self._client.aclose()
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Return the one set of trusted certificates: reading them takes tens of milliseconds."""
+    return httpx2.create_ssl_context()
+
+
+def _wire_response(response: httpx2.Response, offered: str, url: str) -> WireResponse:
+    """Return the answer with a body as its headers say: decoded, unless its encoding was not offered."""
+    codings = {coding.strip() for coding in response.headers.get("content-encoding", "").lower().split(",")} - {""}
+    decode = bool(codings) and codings <= {coding.strip() for coding in offered.split(",")}
+    dropped = _HOP_BY_HOP | ({"content-encoding", "content-length"} if decode else set())
+    headers = tuple((name, value) for name, value in _lines(response) if name not in dropped)
+    return WireResponse(response.status_code, headers, _body(response, decode, url), response.aclose)
+
+
+def _lines(response: httpx2.Response) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.headers.raw]
+
+
+async def _body(response: httpx2.Response, decode: bool, url: str) -> AsyncGenerator[bytes]:
+    try:
+        async for chunk in response.aiter_bytes() if decode else response.aiter_raw():
+            if chunk:
+                yield chunk
+    except _ERRORS as error:
+        raise _failure(error, url) from None
+    finally:
+        await response.aclose()
+
+
+def _failure(error: Exception, url: str) -> ConnectionFailed:
+    """Return our error for one of httpx2's. Its text may quote a header, so only a connect error's is told."""
+    host = url.split("://")[-1].split("/")[0].split("@")[-1]
+    told = f" ({error})" if isinstance(error, httpx2.ConnectError) and str(error) else ""
+    return ConnectionFailed(f"{host}: {type(error).__name__}{told}", sent=not isinstance(error, _NEVER_SENT))

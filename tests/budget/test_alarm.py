@@ -1,0 +1,74 @@
+"""The alarm rings once, in time."""
+
+import logging
+import threading
+import time
+
+from orchestra.budget.alarm import Alarm
+
+
+class Bell:
+    def __init__(self):
+        self.times = []
+        self.rung = threading.Event()
+
+    def ring(self):
+        self.times.append(time.monotonic())
+        self.rung.set()
+
+
+def test_it_rings_at_its_instant():
+    alarm, bell = Alarm(), Bell()
+    when = time.monotonic() + 0.05
+    alarm.set(when, bell.ring)
+    assert bell.rung.wait(5)
+    assert 0 <= bell.times[0] - when < 0.1
+
+
+def test_an_earlier_instant_replaces_a_later_one_and_a_later_one_is_ignored():
+    alarm, bell, last = Alarm(), Bell(), Bell()
+    now = time.monotonic()
+    alarm.set(now + 0.2, bell.ring)
+    alarm.set(now + 0.02, bell.ring)
+    alarm.set(now + 0.1, bell.ring)
+    alarm.set(now + 0.3, last.ring)
+    assert last.rung.wait(5)
+    assert len(bell.times) == 1
+    assert bell.times[0] - now < 0.1
+
+
+def test_it_can_be_set_again_from_inside_its_ring():
+    alarm, done, count = Alarm(), threading.Event(), []
+
+    def ring():
+        count.append(1)
+        if len(count) < 5:
+            alarm.set(time.monotonic() + 0.001, ring)
+        else:
+            done.set()
+
+    alarm.set(0.0, ring)
+    assert done.wait(5)
+
+
+def test_a_ring_that_fails_is_logged_and_silences_no_other(caplog):
+    alarm, bell = Alarm(), Bell()
+
+    def broken():
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR):
+        alarm.set(0.0, broken)
+        alarm.set(time.monotonic() + 0.02, bell.ring)
+        assert bell.rung.wait(5)
+    assert "ring failed" in caplog.text
+
+
+def test_many_bells_in_order():
+    alarm, order, done = Alarm(), [], threading.Event()
+    now = time.monotonic()
+    for number in reversed(range(20)):
+        alarm.set(now + 0.02 + number * 0.002, lambda number=number: order.append(number))
+    alarm.set(now + 0.2, done.set)
+    assert done.wait(5)
+    assert order == list(range(20))

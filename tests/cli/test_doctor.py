@@ -1,0 +1,143 @@
+"""What the doctor finds, and the remedy that it names."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestra.cli import doctor
+from orchestra.cli.init import TEMPLATE
+from orchestra.cli.main import app
+from orchestra.config import parse_config
+
+KEY = "sk-never-to-be-shown"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def find(findings, name):
+    (finding,) = [finding for finding in findings if finding.name == name]
+    return finding
+
+
+def test_old_python_fails():
+    assert doctor.check_python((3, 10, 4)).state == "fail"
+    assert doctor.check_python((3, 11, 0)).state == "ok"
+
+
+def test_embedded_defaults_and_a_missing_model():
+    findings = list(doctor.examine())
+    assert "embedded defaults" in find(findings, "settings").detail
+    model = find(findings, "model smollm2-135m")
+    assert model.state == "fail"
+    assert model.remedy == "orchestra model pull smollm2-135m"
+
+
+def test_every_failure_names_a_remedy(tmp_path):
+    (tmp_path / "orchestra.toml").write_text("[models.fast]\nroute = ['local/x']\n")
+    for finding in doctor.examine():
+        assert (finding.state == "ok") == (finding.remedy == ""), finding
+
+
+def test_a_misspelt_key_fails_and_exits_1(tmp_path):
+    (tmp_path / "orchestra.toml").write_text(TEMPLATE.replace("weights", "weigths"))
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
+    assert "weigths" in done.stdout
+    assert "did you mean 'weights'" in done.stdout
+
+
+def test_another_file_is_named(tmp_path):
+    finding = find(doctor.examine(tmp_path / "other.toml"), "settings")
+    assert finding.state == "fail"
+    assert "other.toml" in finding.detail
+
+
+def test_keys_are_found_and_never_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRESENT", KEY)
+    monkeypatch.delenv("ABSENT", raising=False)
+    (tmp_path / "orchestra.toml").write_text(
+        f"""
+        [providers]
+        a = {{ kind = "openai", api_key = "env:PRESENT" }}
+        b = {{ kind = "openai", api_key = "env:ABSENT" }}
+        c = {{ kind = "openai", api_key = "{KEY}" }}
+        d = {{ kind = "openai" }}
+        """
+    )
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
+    assert KEY not in done.output
+    findings = list(doctor.examine())
+    assert find(findings, "key of a").detail == "present"
+    assert "ABSENT is not set" in find(findings, "key of b").detail
+    assert find(findings, "key of c").detail == "present"
+    assert find(findings, "key of d").state == "ok"
+
+
+def test_missing_packages(monkeypatch):
+    monkeypatch.setattr(doctor, "_installed", lambda package: package not in {"torch", "matplotlib"})
+    findings = list(doctor.check_packages(needs_engine=True))
+    assert find(findings, "packages: core").state == "ok"
+    engine = find(findings, "packages: engine")
+    assert engine.state == "fail"
+    assert engine.detail == "missing: torch"
+    assert engine.remedy == 'pip install "orchestra-llm[local]"'
+    assert find(findings, "packages: plots").state == "warn"
+    assert find(doctor.check_packages(needs_engine=False), "packages: engine").state == "warn"
+
+
+def test_a_model_file_of_the_users_own(tmp_path):
+    (tmp_path / "mine.gguf").write_bytes(b"GGUF")
+    config = parse_config({"local": {"a": {"weights": "mine.gguf"}, "b": {"weights": "other.gguf"}}})
+    findings = list(doctor.check_models(config, deep=False))
+    assert find(findings, "model mine.gguf").state == "ok"
+    assert find(findings, "model other.gguf").state == "fail"
+
+
+@pytest.mark.model
+def test_deep_reads_the_cached_model(tmp_path, model_path, monkeypatch):
+    config = parse_config({"local": {"a": {"weights": "smollm2-135m"}}})
+    (tmp_path / "cache" / "models").mkdir(parents=True)
+    copy = tmp_path / "cache" / "models" / model_path.name
+    content = bytearray(model_path.read_bytes())
+    copy.write_bytes(content)
+    assert find(doctor.check_models(config, deep=True), "model smollm2-135m").state == "ok"
+    content[len(content) // 2] ^= 1
+    copy.write_bytes(content)
+    assert find(doctor.check_models(config, deep=False), "model smollm2-135m").state == "ok"
+    assert find(doctor.check_models(config, deep=True), "model smollm2-135m").state == "fail"
+
+
+def test_the_store(tmp_path):
+    store = tmp_path / "jobs" / "jobs.db"
+    assert doctor.check_store(store).state == "ok"
+    assert not store.parent.exists(), "the doctor makes nothing"
+    store.parent.mkdir()
+    store.write_text("not a database, but long enough to be looked at as one" * 20)
+    assert doctor.check_store(store).state == "fail"
+    store.unlink()
+    connection = sqlite3.connect(store)
+    connection.execute("CREATE TABLE t (x)")
+    assert doctor.check_store(store).state == "ok"
+    connection.execute("BEGIN EXCLUSIVE")
+    assert "in use" in doctor.check_store(store).detail
+    connection.close()
+    (tmp_path / "file").write_text("")
+    assert doctor.check_store(tmp_path / "file" / "jobs.db").state == "fail"
+
+
+def test_little_disk(tmp_path, monkeypatch):
+    usage = os.statvfs(tmp_path)
+    assert usage.f_bavail > 0
+    assert doctor.check_disk(tmp_path).state == "ok"
+    monkeypatch.setattr(doctor, "ENOUGH_DISK", 1 << 62)
+    assert doctor.check_disk(tmp_path).state == "warn"

@@ -1,0 +1,32 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the long randomised tests whole, not a seeded tenth")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def soak(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """Return how many rounds of ``whole`` to run: all under ``--soak``, else a tenth."""
+    everything = request.config.getoption("--soak")
+    return lambda whole: whole if everything else max(1, whole // 10)
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The small model's file. `make test` has fetched it; by hand: orchestra model pull smollm2-135m."""
+    from orchestra.localengine.weights import registry
+
+    return registry.resolve("smollm2-135m")

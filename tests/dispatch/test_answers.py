@@ -1,0 +1,175 @@
+"""Answers, streamed and not: usage, breaks, and leases that end however the answer does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+from dispatch_lab import QUICK, Lab, chat, config_for, eventually, running, text_of
+
+from orchestra.call import Usage
+from orchestra.errors import (
+    StreamInterrupted,
+)
+from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript
+
+
+async def test_an_answer_settles_its_lease_by_the_usage_told():
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        outcome = await lab.dispatcher.send(chat())
+        assert await text_of(outcome) == "Hello, world."
+        assert (outcome.status, outcome.route, outcome.usage.certainty) == (200, "one/one-model", "known")
+        assert lab.in_flight() == 0
+        assert lab.kinds() == ["admitted", "sent", "settled"]
+        assert provider.log[0].json["model"] == "one-model"
+        assert provider.log[0].path == "/v1/chat/completions"
+
+
+async def test_a_stream_asks_for_usage_strips_it_and_settles():
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        outcome = await lab.dispatcher.send(chat(stream=True))
+        body = await outcome.read()
+        assert provider.log[0].json["stream_options"] == {"include_usage": True}
+        assert b'"choices":[]' not in body
+        assert body.endswith(b"data: [DONE]\n\n")
+        assert outcome.usage.certainty == "known"
+        assert lab.in_flight() == 0
+
+
+async def test_a_stream_without_usage_keeps_what_was_reserved():
+    stream = StreamScript(usage=False)
+    async with (
+        ScriptedProvider(default=Reply(stream=stream)) as provider,
+        running(config_for({"one": provider})) as lab,
+    ):
+        outcome = await lab.dispatcher.send(chat(stream=True))
+        assert await text_of(outcome) == "Hello, world."
+        assert outcome.usage == Usage()
+        assert lab.in_flight() == 0
+
+
+async def test_a_stream_that_drops_before_its_first_content_is_tried_again_unseen():
+    dropped = Reply(stream=StreamScript(drop_after=0))
+    async with ScriptedProvider([dropped]) as provider, running(config_for({"one": provider})) as lab:
+        body = await (await lab.dispatcher.send(chat(stream=True))).read()
+        assert len(provider.log) == 2
+        assert body.count(b'"role":"assistant"') == 1  # nothing of the first try
+        assert lab.in_flight() == 0
+
+
+async def test_an_error_event_before_content_is_a_fault_like_any():
+    busy = Reply(stream=StreamScript(error_after=0, error={"message": "full", "code": 503}))
+    async with ScriptedProvider([busy]) as provider, running(config_for({"one": provider})) as lab:
+        assert await text_of(await lab.dispatcher.send(chat(stream=True))) == "Hello, world."
+        assert len(provider.log) == 2
+
+
+@pytest.mark.parametrize("how", [{"drop_after": 3}, {"done": False}])
+async def test_a_stream_that_breaks_after_content_raises_and_is_not_tried_again(how: dict[str, Any]):
+    broken = Reply(stream=StreamScript(**how))
+    async with (
+        ScriptedProvider(default=broken) as provider,
+        ScriptedProvider() as other,
+        running(config_for({"one": provider, "two": other})) as lab,
+    ):
+        outcome = await lab.dispatcher.send(chat(stream=True))
+        seen = b""
+        with pytest.raises(StreamInterrupted):  # noqa: PT012
+            async for chunk in outcome.body:
+                seen += chunk
+        assert seen.count(b'"content":"') >= 3
+        assert (len(provider.log), len(other.log)) == (1, 0)
+        assert lab.in_flight() == 0
+        assert [chunk async for chunk in outcome.body] == []
+
+
+async def test_an_error_event_after_content_is_handed_on():
+    broken = Reply(stream=StreamScript(error_after=2))
+    async with ScriptedProvider(default=broken) as provider, running(config_for({"one": provider})) as lab:
+        body = await (await lab.dispatcher.send(chat(stream=True))).read()
+        assert b'"error"' in body
+        assert (len(provider.log), lab.in_flight()) == (1, 0)
+        assert "interrupted" in lab.kinds()
+
+
+@pytest.mark.parametrize("end", ["close", "cancel", "drop", "exhaust"])
+async def test_however_a_stream_ends_its_lease_does(end: str):
+    slow = Reply(stream=StreamScript(chunks=["x"] * 5, gap=0.02 if end == "exhaust" else 5))
+    async with ScriptedProvider(default=slow) as provider, running(config_for({"one": provider})) as lab:
+        outcome = await lab.dispatcher.send(chat(stream=True))
+        await anext(outcome.body)
+        assert lab.in_flight() == 1
+        if end == "close":
+            await outcome.aclose()
+            await outcome.aclose()
+        elif end == "cancel":
+            reading = asyncio.ensure_future(anext(outcome.body))
+            await asyncio.sleep(0.02)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        elif end == "drop":
+            del outcome
+            gc.collect()
+        else:
+            async for _ in outcome.body:
+                pass
+        await eventually(lambda: lab.in_flight() == 0 and provider.in_flight == 0)
+
+
+async def test_a_stream_that_was_never_read_gives_its_lease_back_when_dropped():
+    slow = Reply(stream=StreamScript(gap=5))
+    async with ScriptedProvider(default=slow) as provider, running(config_for({"one": provider})) as lab:
+        await lab.dispatcher.send(chat(stream=True))
+        gc.collect()
+        await eventually(lambda: lab.in_flight() == 0 and provider.in_flight == 0)
+
+
+async def test_cancelling_at_random_instants_leaves_nothing_behind():
+    slow = Reply(stream=StreamScript(chunks=["x"] * 5, gap=0.002))
+    config = config_for({"one": "http://x"})
+    async with ScriptedProvider(default=slow, service_time=0.01) as provider:
+        config["providers"]["one"] |= {"base_url": provider.base_url, "limits": [{"max_concurrency": 20}]}
+        async with running(config) as lab:
+
+            async def read(index: int) -> None:
+                outcome = await lab.dispatcher.send(chat(stream=index % 2 == 0))
+                await outcome.read()
+
+            tasks = [asyncio.create_task(read(index)) for index in range(150)]
+            for index, task in enumerate(tasks):
+                if index % 3:
+                    await asyncio.sleep(0.0007 * (index % 5))
+                    task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(one) for one in done} <= {type(None), asyncio.CancelledError}
+            assert sum(one is None for one in done) >= 50
+            await eventually(lambda: lab.in_flight() == 0 and provider.in_flight == 0)
+            assert provider.peak <= 20
+
+
+def test_one_dispatcher_serves_several_loops_one_after_another():
+    with ScriptedProvider(limits=Limits(requests_per_minute=6000)) as provider:
+        config = config_for({"one": provider})
+        lab: Lab | None = None
+
+        async def once() -> None:
+            nonlocal lab
+            if lab is None:
+                manager = running(config, retry=QUICK)
+                lab = await manager.__aenter__()
+                kept.append(manager)
+            for stream in (False, True):
+                outcomes = await asyncio.gather(*(lab.dispatcher.send(chat(stream=stream)) for _ in range(5)))
+                assert [await text_of(one) for one in outcomes] == ["Hello, world."] * 5
+
+        kept: list[Any] = []
+        for _ in range(3):
+            asyncio.run(once())
+        assert lab is not None
+        assert len(provider.log) == 30
+        assert lab.in_flight() == 0
+        assert lab.wire._pools == {}
+        gc.collect()

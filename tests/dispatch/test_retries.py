@@ -1,0 +1,168 @@
+"""Which attempts follow on a fault, and when."""
+
+from __future__ import annotations
+
+import json
+import time
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from dispatch_lab import REFUSED, chat, config_for, running, text_of
+
+from orchestra.errors import (
+    AdmissionTimeout,
+    AllRoutesFailed,
+    StreamInterrupted,
+)
+from orchestra.policies.retry import RetryBudget
+from orchestra.policies.traffic import TrafficClass
+from orchestra.testing import Reply, ScriptedProvider, StreamScript
+
+BULK = TrafficClass.BULK
+
+
+@pytest.mark.parametrize(("traffic", "count"), [(TrafficClass.INTERACTIVE, 3), (BULK, 8)])
+async def test_a_refusal_without_end_is_tried_as_often_as_the_class_allows(traffic: TrafficClass, count: int):
+    async with ScriptedProvider(default=REFUSED) as provider, running(config_for({"one": provider})) as lab:
+        outcome = await lab.dispatcher.send(chat(traffic=traffic))
+        assert (outcome.status, outcome.header("x-should-retry")) == (429, "false")
+        assert len(provider.log) == count
+        assert lab.in_flight() == 0
+
+
+async def test_bulk_with_a_deadline_tries_until_it():
+    async with ScriptedProvider(default=REFUSED) as provider, running(config_for({"one": provider})) as lab:
+        started = time.monotonic()
+        outcome = await lab.dispatcher.send(chat(traffic=BULK, expires_at=started + 0.5))
+        assert outcome.status == 429
+        assert len(provider.log) > 8
+        assert time.monotonic() - started < 0.7
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "floor"),
+    [
+        ({"retry-after": "0.06"}, {}, 0.06),
+        ({"retry-after-ms": "60"}, {}, 0.06),
+        ({"retry-after-ms": "60", "retry-after": "9"}, {}, 0.06),
+        ({"retry-after": formatdate(time.time() - 5, usegmt=True)}, {}, 0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "60ms"}, {}, 0.06),
+        ({}, {"retry_after": 0.06}, 0.06),
+        ({}, {"message": "Please try again in 60ms."}, 0.06),
+    ],
+)
+async def test_every_form_of_retry_after_is_a_floor(headers: dict[str, str], body: dict[str, Any], floor: float):
+    refused = Reply(429, headers, {"error": {"message": "no", "type": "requests", **body}})
+    async with ScriptedProvider([refused]) as provider, running(config_for({"one": provider})) as lab:
+        assert (await lab.dispatcher.send(chat())).status == 200
+        first, second = provider.log
+        assert floor <= second.at - first.at < floor + 0.5
+
+
+async def test_a_demanded_wait_beyond_the_timeout_is_not_waited_for():
+    refused = Reply.error(429, "rate_limit_exceeded", headers={"retry-after": "30"})
+    async with ScriptedProvider(default=refused) as provider, running(config_for({"one": provider})) as lab:
+        started = time.monotonic()
+        outcome = await lab.dispatcher.send(chat(expires_at=started + 1))
+        assert (outcome.status, len(provider.log)) == (429, 1)
+        assert time.monotonic() - started < 0.5
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_an_error_of_the_request_is_returned_as_it_is(status: int):
+    wrong = Reply.error(status, "bad", kind="invalid_request_error", message="look here")
+    async with (
+        ScriptedProvider(default=wrong) as provider,
+        ScriptedProvider() as other,
+        running(config_for({"one": provider, "two": other})) as lab,
+    ):
+        outcome = await lab.dispatcher.send(chat())
+        assert outcome.status == status
+        assert json.loads(await outcome.read())["error"]["message"] == "look here"
+        assert (len(provider.log), len(other.log)) == (1, 0)
+
+
+async def test_a_success_in_another_format_is_retried():
+    page = Reply(body="<html>please log in</html>")
+    async with ScriptedProvider([page]) as provider, running(config_for({"one": provider})) as lab:
+        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
+        assert len(provider.log) == 2
+
+
+async def test_a_stream_in_another_format_is_retried():
+    page = Reply(body="<html>please log in</html>")
+    async with ScriptedProvider([page]) as provider, running(config_for({"one": provider})) as lab:
+        assert await text_of(await lab.dispatcher.send(chat(stream=True))) == "Hello, world."
+        assert len(provider.log) == 2
+
+
+async def test_an_empty_retry_budget_fails_interactive_at_once_and_makes_bulk_wait():
+    async with ScriptedProvider(default=REFUSED) as provider, running(config_for({"one": provider})) as lab:
+        for traffic, per_second in ((TrafficClass.INTERACTIVE, 0.01), (BULK, 20)):
+            empty = RetryBudget(ratio=0, per_second=per_second, capacity=1)
+            assert empty.take(time.monotonic())
+            lab.dispatcher._retries[traffic] = empty
+        assert (await lab.dispatcher.send(chat())).status == 429
+        assert len(provider.log) == 1
+        started = time.monotonic()
+        assert (await lab.dispatcher.send(chat(traffic=BULK))).status == 429
+        assert len(provider.log) == 1 + 8
+        assert time.monotonic() - started > 6 / 20
+
+
+async def test_a_spent_account_is_paused_and_not_retried():
+    spent = Reply.error(429, "insufficient_quota", kind="insufficient_quota")
+    async with ScriptedProvider(default=spent) as provider, running(config_for({"one": provider})) as lab:
+        assert (await lab.dispatcher.send(chat())).status == 429
+        assert len(provider.log) == 1
+        assert "paused" in lab.kinds()
+        for traffic, bound in ((TrafficClass.INTERACTIVE, None), (BULK, time.monotonic() + 0.2)):
+            with pytest.raises(AllRoutesFailed, match="paused"):
+                await lab.dispatcher.send(chat(traffic=traffic, expires_at=bound))
+        assert len(provider.log) == 1
+
+
+async def test_while_an_account_is_spent_its_calls_take_the_next_route():
+    spent = Reply.error(429, "insufficient_quota", kind="insufficient_quota")
+    async with (
+        ScriptedProvider(default=spent) as first,
+        ScriptedProvider() as second,
+        running(config_for({"one": first, "two": second})) as lab,
+    ):
+        for traffic in TrafficClass:
+            assert (await lab.dispatcher.send(chat(traffic=traffic))).route == "two/two-model"
+        assert (len(first.log), len(second.log)) == (1, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_deadline_bounds_the_wait_for_an_answer(stream: bool):
+    async with ScriptedProvider(service_time=5) as provider, running(config_for({"one": provider})) as lab:
+        started = time.monotonic()
+        with pytest.raises(AllRoutesFailed, match="its time was up"):
+            await lab.dispatcher.send(chat(stream=stream, expires_at=started + 0.1))
+        assert time.monotonic() - started < 0.5
+        assert lab.in_flight() == 0
+
+
+async def test_the_deadline_bounds_a_stream_under_way():
+    quick = Reply(stream=StreamScript(chunks=["x"] * 50, gap=0.05))
+    async with ScriptedProvider(default=quick) as provider, running(config_for({"one": provider})) as lab:
+        outcome = await lab.dispatcher.send(chat(expires_at=time.monotonic() + 0.8, stream=True))
+        with pytest.raises(StreamInterrupted, match="its time was up"):
+            await outcome.read()
+        assert lab.in_flight() == 0
+
+
+async def test_a_full_budget_refuses_before_anything_is_sent():
+    config = config_for({"one": "http://x"})
+    async with ScriptedProvider() as provider:
+        limits = {"requests_per_minute": 1.0, "burst_seconds": 60.0}
+        config["providers"]["one"] |= {"base_url": provider.base_url, "limits": [limits]}
+        config["traffic"] = {"interactive_reserve": 0.0}
+        async with running(config) as lab:
+            assert (await lab.dispatcher.send(chat())).status == 200
+            with pytest.raises(AdmissionTimeout):
+                await lab.dispatcher.send(chat(expires_at=time.monotonic() + 0.1))
+            assert len(provider.log) == 1
+            assert "refused" in lab.kinds()

@@ -1,0 +1,275 @@
+"""Where a call goes, with whose key, and where it goes next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from dispatch_lab import NOBODY, REFUSED, chat, config_for, eventually, pointed, running, text_of
+
+from orchestra.call import Call, Outcome
+from orchestra.errors import (
+    AllRoutesFailed,
+    ConfigError,
+    ConnectionFailed,
+    InputError,
+    LocalEngineError,
+    UnknownModelError,
+)
+from orchestra.policies.breaker import CircuitBreaker
+from orchestra.testing import Reply, ScriptedProvider
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refused_connection_takes_the_next_route(stream: bool):
+    async with ScriptedProvider() as provider, running(config_for({"dead": NOBODY, "two": provider})) as lab:
+        outcome = await lab.dispatcher.send(chat(stream=stream))
+        assert (await text_of(outcome), outcome.route) == ("Hello, world.", "two/two-model")
+        assert "fell_back" in lab.kinds()
+        assert lab.in_flight() == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [Reply.error(503, "server_is_overloaded"), Reply.error(429, "insufficient_quota"), Reply(drop=True)]
+)
+async def test_an_overloaded_or_spent_or_broken_provider_gives_way(fault: Reply):
+    async with (
+        ScriptedProvider(default=fault) as first,
+        ScriptedProvider() as second,
+        running(config_for({"one": first, "two": second})) as lab,
+    ):
+        assert (await lab.dispatcher.send(chat())).route == "two/two-model"
+        assert (len(first.log), len(second.log)) == (1, 1)
+
+
+async def test_a_short_refusal_stays_and_a_long_one_sends_interactive_on():
+    short = Reply.error(429, "rate_limit_exceeded", headers={"retry-after": "0.02"})
+    long = Reply.error(429, "rate_limit_exceeded", headers={"retry-after": "20"})
+    async with (
+        ScriptedProvider([short]) as first,
+        ScriptedProvider() as second,
+        running(config_for({"one": first, "two": second})) as lab,
+    ):
+        assert (await lab.dispatcher.send(chat())).route == "one/one-model"
+        first.script.append(long)
+        assert (await lab.dispatcher.send(chat())).route == "two/two-model"
+
+
+async def test_all_failed_returns_the_last_answer_or_tells_each_ones_end():
+    busy = Reply.error(503, "server_is_overloaded")
+    async with (
+        ScriptedProvider(default=busy) as provider,
+        running(config_for({"one": provider, "dead": NOBODY})) as lab,
+    ):
+        outcome = await lab.dispatcher.send(chat())
+        assert (outcome.status, outcome.route) == (503, "one/one-model")
+    async with running(config_for({"dead": NOBODY, "gone": NOBODY})) as lab:
+        with pytest.raises(AllRoutesFailed, match="no route answered") as caught:
+            await lab.dispatcher.send(chat())
+        assert {route for route, _ in caught.value.attempts} == {"dead/dead-model", "gone/gone-model"}
+        assert all(isinstance(error, ConnectionFailed) and not error.sent for _, error in caught.value.attempts)
+
+
+async def test_a_route_that_keeps_failing_is_skipped_until_a_probe_finds_it_back():
+    async with (
+        ScriptedProvider() as first,
+        ScriptedProvider() as second,
+        running(config_for({"one": first, "two": second})) as lab,
+    ):
+        await first.kill()
+        for _ in range(6):
+            assert (await lab.dispatcher.send(chat())).route == "two/two-model"
+        assert lab.dispatcher.snapshot()["one/one-model"] == "open"
+        await first.start()
+        assert (await lab.dispatcher.send(chat())).route == "two/two-model"
+        await asyncio.sleep(1.05)
+        assert (await lab.dispatcher.send(chat())).route == "one/one-model"
+        assert lab.dispatcher.snapshot()["one/one-model"] == "closed"
+
+
+async def test_when_all_cool_a_call_waits_for_the_first_to_return_if_it_may():
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        for _ in range(5):
+            lab.dispatcher._breakers.setdefault("one/one-model", CircuitBreaker(cooldown=0.2)).failed(
+                time.monotonic()
+            )
+        with pytest.raises(AllRoutesFailed, match="cooling down"):
+            await lab.dispatcher.send(chat(expires_at=time.monotonic() + 0.05))
+        assert (await lab.dispatcher.send(chat(expires_at=time.monotonic() + 2))).status == 200
+
+
+async def test_a_key_goes_only_to_its_own_host():
+    async with ScriptedProvider() as first, ScriptedProvider() as second:
+        config = config_for({"one": first, "two": second})
+        del config["providers"]["two"]["api_key"]
+        async with running(config) as lab:
+            first.script.append(Reply.error(503))
+            secrets = {
+                "authorization": "Bearer callers-own",
+                "cookie": "session=secret",
+                "x-company-token": "secret",
+                "openai-organization": "org-secret",
+            }
+            outcome = await lab.dispatcher.send(
+                pointed(f"{first.base_url}/chat/completions?key=secret", "fast", headers=secrets)
+            )
+            assert outcome.route == "two/two-model"
+            assert first.log[0].headers["authorization"] == "Bearer key-of-one"
+            told = json.dumps([second.log[0].headers, second.log[0].path])
+            assert "secret" not in told
+            assert "callers-own" not in told
+            assert "key-of-one" not in told
+            assert "authorization" not in second.log[0].headers
+
+
+async def test_without_a_configured_key_the_callers_goes_to_the_host_it_named():
+    async with ScriptedProvider() as provider:
+        config = config_for({"one": provider})
+        del config["providers"]["one"]["api_key"]
+        async with running(config) as lab:
+            await lab.dispatcher.send(pointed(f"{provider.base_url}/chat/completions"))
+            assert provider.log[0].headers["authorization"] == "Bearer callers-own"
+            assert "settled" in lab.kinds()
+
+
+async def test_a_call_to_a_configured_host_is_metered_there_and_its_model_kept():
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        outcome = await lab.dispatcher.send(pointed(f"{provider.base_url}/chat/completions", "any/thing"))
+        assert outcome.route == "one/any/thing"
+        assert provider.log[0].json["model"] == "any/thing"
+        assert provider.log[0].headers["authorization"] == "Bearer key-of-one"
+
+
+async def test_a_route_may_be_written_out():
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        assert (await lab.dispatcher.send(chat("one/special/model"))).route == "one/special/model"
+        assert provider.log[0].json["model"] == "special/model"
+
+
+async def test_what_names_no_model_is_forwarded_with_the_accounts_key_and_not_metered():
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        outcome = await lab.dispatcher.send(pointed(f"{provider.base_url}/models", method="GET"))
+        assert json.loads(await outcome.read())["data"][0]["id"] == "scripted"
+        assert provider.log[0].headers["authorization"] == "Bearer key-of-one"
+        assert lab.kinds() == []
+        provider.script.append(Reply.error(500))
+        outcome = await lab.dispatcher.send(pointed(f"{provider.base_url}/models", method="GET"))
+        assert (outcome.status, outcome.header("x-should-retry")) == (500, None)
+
+
+async def test_a_host_that_nobody_serves_is_passed_through_untouched():
+    async with ScriptedProvider() as provider, running({}) as lab:
+        call = pointed(f"{provider.base_url}/chat/completions")
+        assert (await lab.dispatcher.send(call)).status == 200
+        assert provider.log[0].headers["authorization"] == "Bearer callers-own"
+        assert provider.log[0].body == call.body
+        assert lab.kinds() == ["passed_through"]
+        with pytest.raises(ConnectionFailed):
+            await lab.dispatcher.send(pointed(f"{NOBODY}/v1/chat/completions"))
+
+
+async def test_a_redirect_carries_no_key_elsewhere():
+    async with ScriptedProvider() as trap:
+        moved = Reply(307, {"location": f"{trap.base_url}/chat/completions"}, {})
+        async with ScriptedProvider(default=moved) as provider, running(config_for({"one": provider})) as lab:
+            with pytest.raises(Exception, match="redirect"):
+                await lab.dispatcher.send(chat())
+            assert trap.log == []
+
+
+async def test_an_unknown_model_of_our_own_call_is_told_with_the_nearest():
+    async with running(config_for({"one": NOBODY})) as lab:
+        with pytest.raises(UnknownModelError, match="did you mean 'fast'"):
+            await lab.dispatcher.send(chat("fasst"))
+        with pytest.raises(InputError, match="names no model"):
+            await lab.dispatcher.send(Call.originate("/v1/chat/completions", {"messages": []}))
+        lab.dispatcher.check("fast")
+        lab.dispatcher.check("one/any")
+        for wrong in ("fasst", "two/any", "one/", "local/x"):
+            with pytest.raises(UnknownModelError):
+                lab.dispatcher.check(wrong)
+
+
+async def test_a_key_that_cannot_be_had_is_told_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    async with ScriptedProvider() as provider:
+        config = config_for({"one": provider})
+        config["providers"]["one"]["api_key"] = "env:NO_SUCH_KEY"
+        async with running(config) as lab:
+            with pytest.raises(ConfigError, match=r"providers\.one.*NO_SUCH_KEY"):
+                lab.dispatcher.check("fast")
+            with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+                await lab.dispatcher.send(chat())
+            assert provider.log == []
+            assert lab.in_flight() == 0
+
+
+async def test_events_hold_no_secret_and_no_text():
+    async with ScriptedProvider([REFUSED]) as provider, running(config_for({"one": provider})) as lab:
+        await (await lab.dispatcher.send(chat(content="my-secret-prompt"))).read()
+        assert lab.kinds() == ["admitted", "sent", "retried", "admitted", "sent", "settled"]
+        told = repr(lab.events)
+        assert "my-secret-prompt" not in told
+        assert "key-of-one" not in told
+
+
+class FakeLocal:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.calls: list[Call] = []
+
+    async def send(self, call: Call) -> Outcome:
+        self.calls.append(call)
+        if self.error is not None:
+            raise self.error
+
+        async def body() -> Any:
+            yield b'{"choices": [{"message": {"content": "local"}}]}'
+
+        return Outcome(200, (("content-type", "application/json"),), body(), "local/small")
+
+    async def aclose(self) -> None:
+        pass
+
+    def snapshot(self) -> dict[str, Any]:
+        return {}
+
+
+def with_local(config: dict[str, Any]) -> dict[str, Any]:
+    config["local"] = {"small": {"weights": "w"}}
+    config["models"]["fast"]["routes"].append("local/small")
+    return config
+
+
+async def test_the_local_route_catches_what_no_provider_answers():
+    async with running(with_local(config_for({"dead": NOBODY})), local={"small": FakeLocal()}) as lab:
+        outcome = await lab.dispatcher.send(chat())
+        assert (outcome.route, await text_of(outcome)) == ("local/small", "local")
+
+
+async def test_a_provider_killed_under_load_hands_its_calls_to_the_local_route():
+    provider = ScriptedProvider(service_time=0.3)
+    await provider.start()
+    async with running(with_local(config_for({"one": provider})), local={"small": FakeLocal()}) as lab:
+        calls = [asyncio.create_task(lab.dispatcher.send(chat())) for _ in range(20)]
+        await eventually(lambda: provider.in_flight == 20)
+        await provider.kill()
+        outcomes = await asyncio.gather(*calls)
+        assert {outcome.route for outcome in outcomes} == {"local/small"}
+        assert lab.in_flight() == 0
+
+
+async def test_a_failing_engine_falls_back_to_a_provider_and_a_wrong_request_does_not():
+    async with ScriptedProvider() as provider:
+        config = with_local(config_for({"one": provider}))
+        config["models"]["fast"]["routes"].reverse()
+        async with running(config, local={"small": FakeLocal(LocalEngineError("no memory"))}) as lab:
+            assert (await lab.dispatcher.send(chat())).route == "one/one-model"
+            with pytest.raises(LocalEngineError, match="no memory"):
+                await lab.dispatcher.send(chat("local/small"))
+        async with running(config, local={"small": FakeLocal(InputError("empty", param="messages"))}) as lab:
+            with pytest.raises(InputError):
+                await lab.dispatcher.send(chat())

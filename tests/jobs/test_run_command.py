@@ -1,0 +1,365 @@
+"""``orchestra run`` and ``orchestra jobs``, against a provider on the loopback interface."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestra.cli.main import main
+from orchestra.jobs import JobStore, is_locked
+from orchestra.testing import Reply, ScriptedProvider
+
+Make = Callable[..., Any]
+
+COMMAND = [sys.executable, "-c", "from orchestra.cli.main import main; main()"]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedProvider]:
+    """A provider that serves the model ``fast`` of the orchestra.toml in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRA_DEBUG", "")
+    with ScriptedProvider() as server:
+        Path("orchestra.toml").write_text(
+            f'[providers.fake]\nkind = "openai-compatible"\nbase_url = "{server.base_url}"\n'
+            'api_key = "sk-hidden"\nlimits = [{max_concurrency = 8}]\n'
+            '[models.fast]\nroutes = ["fake/m"]\n'
+        )
+        yield server
+
+
+@pytest.fixture
+def orchestra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Make:
+    """Run the command line here. Returns exit code, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["orchestra", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
+
+    return call
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def prompts(server: ScriptedProvider) -> list[str]:
+    return [hit.json["messages"][-1]["content"] for hit in server.log]
+
+
+def test_answers_a_file(server: ScriptedProvider, orchestra: Make, batch_file: Make) -> None:
+    batch_file(*range(40))
+    code, out, err = orchestra("run", "in.jsonl", "--out", "out.jsonl")
+    assert code == 0, err
+    assert "40 of 40 lines answered, 0 failed" in out
+    assert "results: out.jsonl" in out
+    lines = read("out.jsonl")
+    assert [line["custom_id"] for line in lines] == [f"id-{n}" for n in range(40)]
+    assert len({line["id"] for line in lines}) == 40
+    assert {line["response"]["status_code"] for line in lines} == {200}
+    assert all(line["response"]["body"]["choices"][0]["message"]["content"] for line in lines)
+    assert Counter(prompts(server)) == Counter(str(n) for n in range(40))
+    assert {hit.json["model"] for hit in server.log} == {"m"}
+    store = b"".join(file.read_bytes() for file in Path(".orchestra").iterdir())
+    assert b"id-0" in store
+    assert b"sk-hidden" not in store
+
+    before = Path("out.jsonl").read_bytes()
+    code, out, err = orchestra("run", "in.jsonl", "--out", "out.jsonl")
+    assert code == 0
+    assert "answered already" in err
+    assert (len(server.log), Path("out.jsonl").read_bytes()) == (40, before)
+
+
+def test_plain_lines_and_a_model_for_all(server: ScriptedProvider, orchestra: Make) -> None:
+    Path("in.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n\n{"prompt": "b"}\n')
+    code, _, err = orchestra("run", "in.jsonl", "--out", "out.jsonl", "--model", "fast")
+    assert code == 0, err
+    assert [line["custom_id"] for line in read("out.jsonl")] == ["line-1", "line-3"]
+    assert sorted(hit.path for hit in server.log) == ["/v1/chat/completions", "/v1/completions"]
+
+
+def test_failed_lines_are_told_with_their_reason(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make
+) -> None:
+    server.script.extend(
+        [Reply.error(400, "bad_thing", kind="invalid_request_error", message="not like this")] * 2
+    )
+    batch_file(*range(5))
+    code, out, _ = orchestra("run", "in.jsonl", "--out", "out.jsonl")
+    assert code == 1
+    assert "3 of 5 lines answered, 2 failed" in out
+    assert "bad_thing (2)" in out
+    failed = [line for line in read("out.jsonl") if line["response"]["status_code"] != 200]
+    assert len(failed) == 2
+    assert failed[0]["response"]["body"]["error"]["message"] == "not like this"
+
+
+def test_stdin_is_read_to_its_end(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = batch_file("a", "b").read_bytes() + b"{broken\n"
+    for _ in range(2):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        code, out, err = orchestra("run", "-", "--out", "out.jsonl")
+        assert code == 1, err
+        assert "2 of 3 lines answered, 1 failed" in out
+    assert [line["custom_id"] for line in read("out.jsonl")] == ["id-a", "id-b", "line-3"]
+    assert read("out.jsonl")[2]["error"]["code"] == "invalid_line"
+    assert len(server.log) == 2
+
+
+def test_dry_run_sends_nothing_and_leaves_nothing(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, request_of: Make, tmp_path: Path
+) -> None:
+    path = batch_file(*range(30))
+    with path.open("a") as file:
+        file.write(json.dumps(request_of("x" * 4000, max_tokens=50, n=2)) + "\n")
+    before = sorted(os.listdir(tmp_path))
+    code, out, _ = orchestra("run", "in.jsonl", "--out", "out.jsonl", "--dry-run")
+    assert code == 0
+    assert "in.jsonl: 31 lines, about 1," in out
+    assert "at most 100 out and 30 lines that set no bound" in out
+    assert "fast: 31 lines, by fake/m" in out
+    assert "nothing was sent" in out
+    assert (server.log, sorted(os.listdir(tmp_path))) == ([], before)
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({16: "{broken"}, ["in.jsonl, line 17", "not valid JSON", "each line must be one JSON object"]),
+        ({16: 3}, ["in.jsonl, line 17", "custom_id 'id-3' is that of line 4 too", "unique"]),
+        ({4: {"model": "fats"}}, ["in.jsonl, line 5", "'fats'", "fast"]),
+        ({4: {"messages": []}}, ["in.jsonl, line 5", '"messages" must be a list of at least one message']),
+        ({4: {"model": None}}, ["in.jsonl, line 5", "--model"]),
+        ({4: {"stream": True}}, ["in.jsonl, line 5", '"stream" is not possible', "leave it out"]),
+        ({2: b"\xff\xfe"}, ["in.jsonl, line 3", "UTF-8"]),
+        ({2: "{", 9: 1, 12: "[]"}, ["3 lines cannot be used", "line 3:", "line 10:", "line 13:"]),
+        (dict.fromkeys(range(15), "?"), ["15 lines cannot be used", "line 10:", "... and 5 more"]),
+    ],
+)
+def test_bad_input_is_refused_whole(
+    server: ScriptedProvider,
+    orchestra: Make,
+    batch_file: Make,
+    change: dict[int, Any],
+    told: list[str],
+    dry: list[str],
+) -> None:
+    path = batch_file(*range(20))
+    lines: list[Any] = path.read_bytes().splitlines()
+    for place, new in change.items():
+        if isinstance(new, dict):
+            line = json.loads(lines[place])
+            line["body"] |= new
+            new = json.dumps(line)
+        elif isinstance(new, int):
+            new = lines[new]
+        lines[place] = new.encode() if isinstance(new, str) else new
+    path.write_bytes(b"\n".join(lines))
+    code, out, err = orchestra("run", "in.jsonl", "--out", "out.jsonl", *dry)
+    assert (code, out) == (2, "")
+    for words in told:
+        assert words in err
+    assert (server.log, Path("out.jsonl").exists()) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nowhere.jsonl", "--out", "o"], "nowhere.jsonl: no such file"),
+        ([".", "--out", "o"], "a folder"),
+        (["empty.jsonl", "--out", "o"], "empty.jsonl: holds no lines"),
+        (["in.jsonl", "--out", "in.jsonl"], "is the input itself"),
+        (["in.jsonl", "--out", "none/o"], "there is no folder"),
+        (["in.jsonl", "--out", "."], "a folder"),
+        (["in.jsonl"], "--out"),
+        (["in.jsonl", "--out", "o", "--model", "fats"], "fast"),
+        (["in.jsonl", "--out", "o", "--deadline", "soon"], "write it like 90s, 15m, 6h"),
+        (["in.jsonl", "--out", "o", "--job", ""], "job name"),
+        (["in.jsonl", "--out", "o", "--config", "none.toml"], "none.toml: no such file"),
+        (["in.jsonl", "--out", "o", "--config", "typo.toml"], "did you mean 'models'"),
+        (["in.jsonl", "--out", "o", "--config", "keyless.toml"], "ORCHESTRA_TEST_NO_SUCH_KEY is not set"),
+        (["in.jsonl", "--out", "o", "--config", "badstore.toml"], "not a job store"),
+        (["in.jsonl", "--out", "o", "--config", "badmodel.toml"], "cut.gguf"),
+    ],
+)
+def test_bad_usage_is_refused(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, arguments: list[str], told: str
+) -> None:
+    batch_file(1)
+    Path("empty.jsonl").write_text("\n \n")
+    settings = Path("orchestra.toml").read_text()
+    Path("typo.toml").write_text(settings.replace("[models.", "[model."))
+    Path("keyless.toml").write_text(settings.replace("sk-hidden", "env:ORCHESTRA_TEST_NO_SUCH_KEY"))
+    Path("badstore.toml").write_text(settings + '[bulk]\nstore = "empty.db"\n')
+    Path("badmodel.toml").write_text('[models.fast]\nroutes = ["local/cut"]\n[local.cut]\nweights = "cut.gguf"\n')
+    Path("cut.gguf").write_bytes(b"GGUF" + bytes(60))
+    Path("empty.db").write_bytes(b"no database at all" * 100)
+    code, out, err = orchestra("run", *arguments)
+    assert code == 2
+    assert told in err
+    assert "Traceback" not in err
+    assert (out, server.log, Path("o").exists()) == ("", [], False)
+    code, out, _ = orchestra("jobs", "list")
+    assert out == "no jobs yet\n"
+
+
+def test_a_name_with_other_requests_is_bad_usage(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make
+) -> None:
+    batch_file(1, 2)
+    assert orchestra("run", "in.jsonl", "--out", "o", "--job", "nightly")[0] == 0
+    batch_file(1, 3)
+    code, _, err = orchestra("run", "in.jsonl", "--out", "o", "--job", "nightly")
+    assert code == 2
+    assert "'nightly' exists already with other requests" in err
+    assert "line 2" in err
+    assert len(server.log) == 2
+
+
+def test_a_stopped_job_says_why_and_goes_on(server: ScriptedProvider, orchestra: Make, batch_file: Make) -> None:
+    server.default = Reply.error(401, "invalid_api_key", kind="invalid_request_error", message="wrong key")
+    batch_file(*range(30))
+    code, out, err = orchestra("run", "in.jsonl", "--out", "out.jsonl", "--job", "j")
+    assert (code, out, Path("out.jsonl").exists()) == (1, "", False)
+    assert "wrong key" in err
+    assert "run the same command again" in err
+    code, out, _ = orchestra("jobs", "show", "j")
+    assert "stopped" in out
+    assert "wrong key" in out
+    assert "sk-hidden" not in err + out
+    server.default = Reply()
+    code, out, err = orchestra("run", "in.jsonl", "--out", "out.jsonl", "--job", "j")
+    assert code == 0, err
+    assert "30 of 30 lines answered" in out
+
+
+def test_jobs_are_listed_and_shown(server: ScriptedProvider, orchestra: Make, batch_file: Make) -> None:
+    assert orchestra("jobs", "list") == (0, "no jobs yet\n", "")
+    assert not Path(".orchestra").exists()
+    assert orchestra("jobs", "show", "none")[0] == 2
+    batch_file(*range(3))
+    assert orchestra("run", "in.jsonl", "--out", "out.jsonl", "--job", "nightly [bold]")[0] == 0
+    code, out, _ = orchestra("jobs", "list")
+    assert code == 0
+    assert "nightly [bold]" in out
+    assert "ended" in out
+    code, out, _ = orchestra("jobs", "show", "nightly [bold]")
+    assert "answered  3" in out
+    code, _, err = orchestra("jobs", "show", "other")
+    assert code == 2
+    assert "`orchestra jobs list`" in err
+    assert orchestra("jobs", "results", "nightly [bold]", "--out", "again.jsonl")[0] == 0
+    assert Path("again.jsonl").read_bytes() == Path("out.jsonl").read_bytes()
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def test_an_interrupt_leaves_a_resumable_job(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, tmp_path: Path
+) -> None:
+    server.service_time = 0.05
+    batch_file(*range(200))
+    process = start("run", "in.jsonl", "--out", "out.jsonl", "--job", "j")
+    wait_for(lambda: len(server.log) > 20)
+    assert is_locked(tmp_path / ".orchestra" / "jobs.db", "j")
+    code, out, err = orchestra("jobs", "list")
+    assert "running" in out
+    code, _, err = orchestra("run", "in.jsonl", "--out", "out.jsonl", "--job", "j")
+    assert code == 2
+    assert "being run by another process" in err
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "the same command goes on with job 'j'" in err
+    assert "Traceback" not in err
+    assert not Path("out.jsonl").exists()
+    with closing(JobStore(tmp_path / ".orchestra" / "jobs.db")) as store:
+        assert 0 < store.tally(1).ended < 200
+    server.service_time = 0.0
+    code, out, err = orchestra("run", "in.jsonl", "--out", "out.jsonl", "--job", "j")
+    assert code == 0, err
+    assert "going on" in err
+    assert len(read("out.jsonl")) == 200
+
+
+@pytest.mark.timeout(180)
+def test_twenty_kills(server: ScriptedProvider, batch_file: Make, tmp_path: Path) -> None:
+    """Killed at random instants, the same command answers every line once, and asks none again that had ended."""
+    seed = random.randrange(1 << 32)
+    rand = random.Random(seed)
+    lines, kills = 400, 20
+    server.service_time = 0.06
+    batch_file(*range(lines))
+    store_path = tmp_path / ".orchestra" / "jobs.db"
+    command = ("run", "in.jsonl", "--out", "out.jsonl")
+    ended: set[str] = set()
+    asked_before: list[int] = []
+    while_running = 0
+
+    for _ in range(kills):
+        process = start(*command)
+        if rand.random() < 0.8:
+            hits = len(server.log)
+            wait_for(lambda hits=hits, process=process: len(server.log) > hits or process.poll() is not None)
+            time.sleep(rand.uniform(0, 0.15))
+        else:
+            time.sleep(rand.uniform(0, 0.8))
+        while_running += process.poll() is None
+        process.kill()
+        process.communicate()
+        wait_for(lambda: server.in_flight == 0)
+        again = ended.intersection(prompts(server)[asked_before[-1] if asked_before else 0 :])
+        assert not again, f"seed {seed}: asked again though ended: {again}"
+        if store_path.exists():
+            with closing(JobStore(store_path)) as store:
+                job = next(iter(store.jobs()), None)
+                results = store.results(job.id, 0, max_lines=lines, max_bytes=1 << 30) if job else []
+            assert ended <= {result.custom_id.removeprefix("id-") for result in results}, f"seed {seed}: lost"
+            ended = {result.custom_id.removeprefix("id-") for result in results}
+        asked_before.append(len(server.log))
+
+    process = start(*command)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, f"seed {seed}: {err}"
+    assert not ended.intersection(prompts(server)[asked_before[-1] :]), f"seed {seed}"
+    answered = read("out.jsonl")
+    assert [line["custom_id"] for line in answered] == [f"id-{n}" for n in range(lines)], f"seed {seed}"
+    assert all(line["response"]["status_code"] == 200 for line in answered)
+    asked = Counter(prompts(server))
+    assert set(asked) == {str(n) for n in range(lines)}
+    # only what was under way at a kill may be asked again: at most the concurrency limit each time
+    assert sum(asked.values()) - lines <= 8 * kills
+    assert while_running >= kills // 2, f"seed {seed}: too few kills hit a running command to mean anything"
+    assert not list(tmp_path.glob("out.jsonl.*"))

@@ -1,0 +1,139 @@
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from orchestra.kernels.attention import reference, torch_cpu
+
+BLOCK = 16
+MODULES = [reference, torch_cpu]
+HEADS = [(3, 3), (9, 3), (8, 2)]  # groups of 1, 3, 4
+
+
+class Cache:
+    """Sequences whose keys and values are known, laid into a pool whose every other slot is NaN."""
+
+    def __init__(self, lengths: list[int], kv_heads: int, head_dim: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        counts = [-(-n // BLOCK) for n in lengths]
+        ids = torch.randperm(sum(counts) + 3, generator=generator).tolist()
+        self.pool = torch.full((len(ids), BLOCK, kv_heads, 2 * head_dim), float("nan"))
+        self.tables: list[list[int]] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for length, count in zip(lengths, counts, strict=True):
+            table = [ids.pop() for _ in range(count)]
+            key, value = torch.randn(2, length, kv_heads, head_dim, generator=generator)
+            for p in range(length):
+                self.pool[table[p // BLOCK], p % BLOCK] = torch.cat([key[p], value[p]], -1)
+            self.tables.append(table)
+            self.keys.append(key)
+            self.values.append(value)
+
+
+def exact(q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Causal attention in float64, the queries being the last positions: q [n, heads, d], key [len, kv, d]."""
+    group = q.shape[1] // key.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1).transpose(0, 1) for x in (key, value))
+    scores = q.double().transpose(0, 1) @ k.transpose(1, 2) * scale  # [heads, n, len]
+    n, length = scores.shape[1:]
+    future = torch.ones(n, length, dtype=torch.bool).triu(length - n + 1)
+    return (scores.masked_fill(future, float("-inf")).softmax(-1) @ v).transpose(0, 1)
+
+
+def check(actual: Tensor, expected: Tensor) -> None:
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_decode(module: ModuleType, heads: int, kv_heads: int, head_dim: int) -> None:
+    lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 31, 32, 33, 100, 2]
+    cache = Cache(lengths, kv_heads, head_dim)
+    q, scale = torch.randn(len(lengths), heads, head_dim), head_dim**-0.5
+    plan = module.plan_decode(cache.tables, lengths, cache.pool)
+    out = module.decode(q, cache.pool, plan, scale)
+    rows = zip(q, cache.keys, cache.values, strict=True)
+    check(out, torch.cat([exact(x[None], key, value, scale) for x, key, value in rows]))
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_extend(module: ModuleType, heads: int, kv_heads: int, head_dim: int) -> None:
+    # whole prompts, chunks that start in mid-block and on a boundary, one token
+    starts = [0, 0, 5, BLOCK, 40, 0]
+    counts = [BLOCK - 1, BLOCK + 1, 20, BLOCK, 1, 1]
+    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+    cache = Cache(lengths, kv_heads, head_dim)
+    q, scale = torch.randn(sum(counts), heads, head_dim), head_dim**-0.5
+    plan = module.plan_extend(cache.tables, starts, counts, cache.pool, heads)
+    out = module.extend(q, cache.pool, plan, scale)
+    rows = zip(q.split(counts), cache.keys, cache.values, strict=True)
+    check(out, torch.cat([exact(x, key, value, scale) for x, key, value in rows]))
+
+
+@pytest.mark.parametrize("count", [127, 128, 129, 300])
+def test_extend_in_several_tiles(count: int) -> None:
+    cache = Cache([17 + count], 2, 64)
+    q = torch.randn(count, 4, 64)
+    plan = torch_cpu.plan_extend(cache.tables, [17], [count], cache.pool, 4)
+    check(torch_cpu.extend(q, cache.pool, plan, 0.125), exact(q, cache.keys[0], cache.values[0], 0.125))
+
+
+@pytest.mark.parametrize("length", [255, 256, 257, 320, 513, 1000])
+def test_decode_of_long_rows(length: int) -> None:
+    cache = Cache([length], 2, 64)
+    q = torch.randn(1, 6, 64)
+    plan = torch_cpu.plan_decode(cache.tables, [length], cache.pool)
+    check(torch_cpu.decode(q, cache.pool, plan, 0.125), exact(q, cache.keys[0], cache.values[0], 0.125))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_sequences_may_share_blocks(module: ModuleType) -> None:
+    cache = Cache([48], 2, 64)
+    lengths = [48, 20, 48, 33]  # four readers of one block table
+    q = torch.randn(4, 4, 64)
+    out = module.decode(q, cache.pool, module.plan_decode(cache.tables * 4, lengths, cache.pool), 0.125)
+    key, value = cache.keys[0], cache.values[0]
+    check(out, torch.cat([exact(q[i : i + 1], key[:n], value[:n], 0.125) for i, n in enumerate(lengths)]))
+
+
+def test_one_plan_serves_every_layer() -> None:
+    caches = [Cache([40, 7], 2, 64, seed=3) for _ in range(2)]
+    second = caches[1].pool.mul_(-0.5)
+    plan = torch_cpu.plan_decode(caches[0].tables, [40, 7], caches[0].pool)
+    q = torch.randn(2, 4, 64)
+    first = torch_cpu.decode(q, caches[0].pool, plan, 0.125)
+    torch_cpu.decode(q, second, plan, 0.125)
+    assert torch.equal(torch_cpu.decode(q, caches[0].pool, plan, 0.125), first)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_row_has_the_same_bits_whoever_its_neighbours_are() -> None:
+    lengths = [3, 20, 40, 64, 129, 140, 150, 300]
+    cache = Cache(lengths, 3, 64)
+    q = torch.randn(len(lengths), 9, 64)
+
+    def decode(rows: list[int]) -> Tensor:
+        tables, own = [cache.tables[i] for i in rows], [lengths[i] for i in rows]
+        return torch_cpu.decode(q[rows], cache.pool, torch_cpu.plan_decode(tables, own, cache.pool), 0.125)
+
+    together = decode(list(range(len(lengths))))
+    for i in range(len(lengths)):
+        assert torch.equal(decode([i])[0], together[i])
+    shuffled = [5, 0, 7, 2, 4]
+    assert torch.equal(decode(shuffled), together[shuffled])
+
+
+def test_a_block_table_may_be_longer_than_the_row() -> None:
+    cache = Cache([20, 40], 2, 64)
+    tables = [[*cache.tables[0], 0, 1], cache.tables[1]]  # blocks reserved ahead
+    q = torch.randn(2, 4, 64)
+    expected = torch_cpu.decode(q, cache.pool, torch_cpu.plan_decode(cache.tables, [20, 40], cache.pool), 0.125)
+    assert torch.equal(
+        torch_cpu.decode(q, cache.pool, torch_cpu.plan_decode(tables, [20, 40], cache.pool), 0.125), expected
+    )

@@ -1,0 +1,42 @@
+import pytest
+import torch
+from torch import Tensor
+
+from orchestra.kernels.rope_kv import reference, torch_cpu
+
+
+def angles(positions: Tensor, head_dim: int) -> Tensor:
+    frequency = 10_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    return positions.double()[:, None] * frequency
+
+
+def rotated(x: Tensor, angle: Tensor) -> Tensor:
+    """Rotation as multiplication of complex numbers, in float64: dimension i is real, i + D/2 imaginary."""
+    half = x.shape[-1] // 2
+    turned = (
+        torch.complex(x[..., :half].double(), x[..., half:].double())
+        * torch.polar(torch.ones_like(angle), angle)[:, None]
+    )
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+@pytest.mark.parametrize("module", [reference, torch_cpu])
+@pytest.mark.parametrize("tokens", [1, 2, 9])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (9, 3), (8, 2), (4, 1)])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+def test_rotates_and_writes(module: object, tokens: int, heads: int, kv_heads: int, head_dim: int) -> None:
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim)
+    before = qkv.clone()
+    angle = angles(torch.randint(0, 500, (tokens,)), head_dim)
+    pool = torch.full((5, 4, kv_heads, 2 * head_dim), float("nan"))
+    slots = torch.randperm(20)[:tokens]
+    q = module.rope_kv(qkv, angle.cos().float(), angle.sin().float(), slots, pool)  # type: ignore[attr-defined]
+
+    q_in, k_in, v_in = qkv.view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    torch.testing.assert_close(q.double(), rotated(q_in, angle), atol=1e-5, rtol=1e-5)
+    written = pool.view(20, kv_heads, 2 * head_dim)[slots]
+    torch.testing.assert_close(written[..., :head_dim].double(), rotated(k_in, angle), atol=1e-5, rtol=1e-5)
+    assert torch.equal(written[..., head_dim:], v_in)
+    untouched = [s for s in range(20) if s not in slots.tolist()]
+    assert pool.view(20, -1)[untouched].isnan().all()
+    assert torch.equal(qkv, before)

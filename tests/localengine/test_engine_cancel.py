@@ -1,0 +1,228 @@
+"""Giving up at any moment frees the blocks by the next step, delivers nothing more, and disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+
+import anyio
+import pytest
+from engine_lab import Bench, heard
+
+from orchestra.localengine import EngineConfig, SamplingParams
+
+LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=5, temperature=0)
+PROMPT = [10, 20, 30, 40, 50]
+
+
+@pytest.fixture
+async def bench():
+    bench = Bench(EngineConfig(block_size=4, max_num_seqs=4, step_tokens=16, interactive_slots=1), seconds=0.002)
+    async with bench.engine:
+        await bench.engine.complete("warm", SHORT)
+        yield bench
+
+
+async def still_works(bench: Bench) -> None:
+    await bench.idle()
+    answer = await bench.engine.complete(PROMPT, SHORT)
+    assert list(answer.token_ids) == heard(PROMPT, 5)
+
+
+async def steps_until_free(bench: Bench) -> int:
+    before = bench.runner.steps
+    await bench.idle()
+    return bench.runner.steps - before
+
+
+async def test_a_cancel_scope_around_the_loop(bench):
+    with anyio.CancelScope() as scope:
+        seen = 0
+        async for _ in bench.engine.stream(PROMPT, LONG):
+            seen += 1
+            if seen == 3:
+                scope.cancel()
+    assert scope.cancelled_caught
+    assert await steps_until_free(bench) <= 2
+    assert bench.engine.stats()["cancelled"] == 1
+    await still_works(bench)
+
+
+async def test_a_timeout_on_a_completion(bench):
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(bench.engine.complete(PROMPT, LONG), 0.03)
+    assert await steps_until_free(bench) <= 2
+    await still_works(bench)
+
+
+async def test_closing_the_stream(bench):
+    stream = bench.engine.stream(PROMPT, LONG)
+    await anext(stream)
+    await stream.aclose()
+    await stream.aclose()
+    assert [delta async for delta in stream] == []
+    assert await steps_until_free(bench) <= 2
+    await still_works(bench)
+
+
+async def test_leaving_the_streams_block(bench):
+    async with bench.engine.stream(PROMPT, LONG) as stream:
+        await anext(stream)
+    assert [delta async for delta in stream] == []
+    await still_works(bench)
+
+
+async def test_dropping_the_stream(bench):
+    stream = bench.engine.stream(PROMPT, LONG)
+    await anext(stream)
+    del stream
+    gc.collect()
+    assert await steps_until_free(bench) <= 2
+    await still_works(bench)
+
+
+async def test_breaking_out_of_the_loop(bench):
+    async def first() -> None:
+        async for _ in bench.engine.stream(PROMPT, LONG):
+            break
+
+    await first()
+    gc.collect()
+    await still_works(bench)
+
+
+async def test_a_stream_that_was_never_read_submits_nothing(bench):
+    stream = bench.engine.stream(PROMPT, LONG)
+    await stream.aclose()
+    assert [delta async for delta in stream] == []
+    bench.engine.stream(PROMPT, LONG)
+    gc.collect()
+    assert (await bench.idle())["steps"] == bench.runner.steps
+    await still_works(bench)
+
+
+async def test_cancelled_before_the_first_await_returns(bench):
+    for _ in range(5):
+        task = asyncio.create_task(bench.engine.complete(PROMPT, LONG))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        task = asyncio.create_task(bench.engine.complete("text is encoded in a thread", LONG))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await still_works(bench)
+
+
+async def test_closed_while_the_first_read_submits(bench):
+    stream = bench.engine.stream("text is encoded in a thread", LONG)
+    reading = asyncio.ensure_future(anext(stream, None))
+    await asyncio.sleep(0)
+    await stream.aclose()
+    assert await reading is None
+    await still_works(bench)
+
+
+async def test_closing_ends_a_read_that_waits(bench):
+    stream = bench.engine.stream(PROMPT, LONG)
+    await anext(stream)
+    bench.runner.gate.clear()
+    while True:  # what came before the gate was shut
+        reading = asyncio.ensure_future(anext(stream, None))
+        done, _ = await asyncio.wait([reading], timeout=0.05)
+        if not done:
+            break
+    await stream.aclose()
+    assert await asyncio.wait_for(reading, 1) is None
+    bench.runner.gate.set()
+    await still_works(bench)
+
+
+async def test_nothing_is_delivered_after_a_cancel_during_a_step(bench):
+    stream = bench.engine.stream(PROMPT, LONG)
+    await anext(stream)
+    bench.runner.gate.clear()
+    await asyncio.sleep(0.02)
+    assert bench.runner.in_step.is_set()
+    await stream.aclose()
+    bench.runner.gate.set()
+    assert [delta async for delta in stream] == []
+    assert await steps_until_free(bench) <= 1
+    await still_works(bench)
+
+
+async def test_in_the_middle_of_a_chunked_prefill(bench):
+    task = asyncio.create_task(bench.engine.complete([7] * 150, SHORT))
+    await bench.until(lambda: bench.known("interactive") == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert bench.engine.stats()["output_tokens"] <= 5  # the warm-up's: it was cancelled before its first
+    await still_works(bench)
+
+
+async def test_while_it_waits_for_a_slot(bench):
+    running = [asyncio.create_task(bench.engine.complete(PROMPT, LONG)) for _ in range(4)]
+    await asyncio.sleep(0.02)
+    waiting = [asyncio.create_task(bench.engine.complete(PROMPT, LONG)) for _ in range(4)]
+    await asyncio.sleep(0.02)
+    for task in (*waiting, *running):
+        task.cancel()
+    results = await asyncio.gather(*running, *waiting, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    await still_works(bench)
+
+
+async def test_two_readers_of_one_stream_are_told(bench):
+    stream = bench.engine.stream(PROMPT, LONG)
+    await anext(stream)
+    bench.runner.gate.clear()
+    reads = [asyncio.ensure_future(anext(stream)) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    bench.runner.gate.set()
+    results = await asyncio.gather(*reads, return_exceptions=True)
+    assert any(isinstance(result, RuntimeError) and "one reader" in str(result) for result in results)
+    await stream.aclose()
+    await still_works(bench)
+
+
+async def test_a_loop_that_ends_under_its_stream(bench):
+    def elsewhere() -> None:
+        async def main() -> None:
+            streams.append(bench.engine.stream(PROMPT, LONG))
+            await anext(streams[0])
+            asyncio.ensure_future(anext(streams[0]))  # noqa: RUF006
+            await asyncio.sleep(0)
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main())
+        for task in asyncio.all_tasks(loop):
+            task._log_destroy_pending = False
+        loop.close()
+
+    streams: list = []
+    await asyncio.to_thread(elsewhere)
+    streams.clear()
+    gc.collect()
+    await still_works(bench)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_storm_of_cancellations(bench, seed):
+    rng = random.Random(seed)
+
+    async def one(number: int) -> None:
+        prompt = [(13 * number + place) % 900 + 2 for place in range(rng.randint(1, 30))]
+        traffic = rng.choice(["interactive", "bulk"])
+        limit = rng.choice([None, 0.0, 0.005, 0.02])
+        params = SamplingParams(max_tokens=rng.randint(1, 12), temperature=0)
+        await asyncio.sleep(0.05 * rng.random())
+        with anyio.move_on_after(limit):
+            answer = await bench.engine.complete(prompt, params, traffic=traffic)
+            assert list(answer.token_ids) == heard(prompt, params.max_tokens)
+
+    await asyncio.gather(*(one(number) for number in range(40)))
+    await still_works(bench)

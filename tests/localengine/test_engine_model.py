@@ -1,0 +1,123 @@
+"""The engine over the real small model."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams
+from orchestra.localengine.loading import model_opener
+from orchestra.localengine.step import RowInput
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+PROMPTS = [
+    "The days of the week are Monday, Tuesday,",
+    "1, 2, 3, 4, 5, 6,",
+    "Once upon a time there was a",
+    "Water boils at",
+    "def add(a, b):\n    return",
+    "The opposite of hot is",
+    "To be or not to be, that is the",
+    "The alphabet begins with A, B, C, D,",
+    "Roses are red, violets are",
+    "January, February, March, April,",
+    "import numpy as",
+    "The sun rises in the east and sets in the",
+    "Two plus two equals",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "<html>\n<head>\n<title>",
+    "The first president of the United States was George",
+]
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+CONFIG = EngineConfig(kv_bytes=64 << 20, step_tokens=64, threads=2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """The loaded model, which each test's engine takes over and leaves open."""
+    loaded = model_opener("smollm2-135m")(CONFIG)
+    yield loaded
+    loaded.runner.close()
+
+
+class Kept:
+    """A runner that its engine cannot close."""
+
+    def __init__(self, runner):
+        self._runner = runner
+        self.num_blocks, self.block_size, self.run = runner.num_blocks, runner.block_size, runner.run
+
+    def close(self):
+        pass
+
+
+def engine_of(model, config=CONFIG):
+    return LocalEngine(lambda _: dataclasses.replace(model, runner=Kept(model.runner)), config)
+
+
+def margins(model, prompt_ids, output_ids) -> list[float]:
+    """How far the likeliest token was ahead of the next at each place of the output."""
+    history = [*prompt_ids, *output_ids[:-1]]
+    blocks = tuple(range(-(-len(history) // CONFIG.block_size)))
+    (logits,) = model.runner.logits([RowInput(0, 0, tuple(history), 0, blocks, None, 0)])
+    top = logits[len(prompt_ids) - 1 :].topk(2).values
+    return (top[:, 0] - top[:, 1]).tolist()
+
+
+async def test_it_knows_the_capital_of_france(model):
+    async with engine_of(model) as engine:
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        answer = await engine.complete(question, SamplingParams(max_tokens=20, temperature=0))
+    assert answer.text == "The capital of France is Paris."
+    assert (answer.finish_reason, answer.usage.prompt_tokens) == ("stop", 37)
+
+
+async def test_sixteen_prompts_together_answer_as_each_alone(model):
+    async with engine_of(model) as engine:
+        alone = [await engine.complete(prompt, GREEDY) for prompt in PROMPTS]
+        classes = ["interactive", "bulk"]
+        together = await asyncio.gather(
+            *(engine.complete(prompt, GREEDY, traffic=classes[n % 2]) for n, prompt in enumerate(PROMPTS))
+        )
+        prompts = [engine.encode(prompt) for prompt in PROMPTS]
+        occupancy = max(step.interactive + step.bulk for step in engine.steps())
+    for prompt, one in zip(prompts, alone, strict=True):
+        assert min(margins(model, prompt, one.token_ids)) > 1e-3, "too close to call: choose another prompt"
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+    assert occupancy >= 8
+
+
+async def test_displaced_and_chunked_the_answer_is_the_same(model):
+    prompt = "The quick brown fox jumps over the lazy dog. " * 6 + "The quick brown"
+    params = dataclasses.replace(GREEDY, max_tokens=12)
+    async with engine_of(model) as engine:
+        alone = await engine.complete(prompt, params)
+        assert min(margins(model, engine.encode(prompt), alone.token_ids)) > 1e-3
+    config = dataclasses.replace(CONFIG, max_num_seqs=1, interactive_slots=0, step_tokens=24)
+    async with engine_of(model, config) as engine:
+        bulk = asyncio.create_task(engine.complete(prompt, params, traffic="bulk"))
+        while engine.stats()["output_tokens"] < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await engine.complete("Water boils at", dataclasses.replace(GREEDY, max_tokens=2))
+        assert (await bulk).token_ids == alone.token_ids
+        assert engine.stats()["displacements"] == 1
+
+
+async def test_a_seed_gives_the_same_draw_in_any_company(model):
+    drawn = SamplingParams(max_tokens=8, temperature=1.0, seed=7, ignore_eos=True)
+    other = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
+    async with engine_of(model) as engine:
+        alone = await engine.complete(PROMPTS[2], drawn)
+        among = await asyncio.gather(
+            engine.complete(PROMPTS[2], drawn), *(engine.complete(prompt, other) for prompt in PROMPTS[:4])
+        )
+    assert among[0].token_ids == alone.token_ids
+
+
+async def test_a_cache_too_small_for_one_block_is_told():
+    engine = LocalEngine.load("smollm2-135m", EngineConfig(kv_bytes=1000))
+    with pytest.raises(Exception, match="raise kv_bytes"):
+        await engine.start()

@@ -1,0 +1,94 @@
+"""The scripted provider does what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import httpx2
+import pytest
+from dispatch_lab import eventually
+
+from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def ask(provider: ScriptedProvider, **fields: object) -> httpx2.Response:
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        return await client.post(f"{provider.base_url}/chat/completions", json={**CHAT, **fields})
+
+
+async def test_replies_come_in_turn_and_every_request_is_logged():
+    async with ScriptedProvider([Reply(418, {"x-a": "b"}, {"error": {}})], text="hello") as provider:
+        first, second = await ask(provider), await ask(provider)
+        assert (first.status_code, first.headers["x-a"]) == (418, "b")
+        assert second.json()["choices"][0]["message"]["content"] == "hello"
+        assert second.json()["usage"]["total_tokens"] > 0
+        assert [hit.status for hit in provider.log] == [418, 200]
+        assert provider.log[0].json == CHAT
+
+
+async def test_a_stream_follows_its_script():
+    async with ScriptedProvider(default=Reply(stream=StreamScript(chunks=["a", "b"]))) as provider:
+        body = (await ask(provider, stream=True)).text
+        assert body.count('"content":') == 3
+        assert '"usage"' not in body
+        assert body.endswith("data: [DONE]\n\n")
+        body = (await ask(provider, stream=True, stream_options={"include_usage": True})).text
+        assert body.count('"usage":{') == 1
+
+
+@pytest.mark.parametrize(
+    ("hint", "header"),
+    [
+        ("seconds", "retry-after"),
+        ("milliseconds", "retry-after-ms"),
+        ("date", "retry-after"),
+        ("reset", "x-ratelimit-reset-requests"),
+    ],
+)
+async def test_limits_are_enforced_and_told(hint: str, header: str):
+    limits = Limits(requests_per_minute=60, burst_seconds=2, hint=hint)  # type: ignore[arg-type]
+    async with ScriptedProvider(limits=limits) as provider:
+        answers = [await ask(provider) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[0].headers["x-ratelimit-remaining-requests"] == "1"
+        assert header in answers[2].headers
+
+
+async def test_too_many_at_once_are_refused():
+    async with ScriptedProvider(service_time=0.5, limits=Limits(max_concurrency=2)) as provider:
+        answers = await asyncio.gather(*(ask(provider) for _ in range(4)))
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
+        assert provider.peak >= 3
+
+
+async def test_killed_it_drops_everything_and_comes_back_on_the_same_port():
+    async with ScriptedProvider(default=Reply(delay=5)) as provider:
+        url = provider.base_url
+        waiting = asyncio.create_task(ask(provider))
+        await eventually(lambda: len(provider.log) == 1)
+        await provider.kill()
+        with pytest.raises(httpx2.TransportError):
+            await waiting
+        with pytest.raises(httpx2.ConnectError):
+            await ask(provider)
+        provider.default = Reply()
+        await provider.restart()
+        assert (await ask(provider)).status_code == 200
+        assert provider.base_url == url
+
+
+def test_it_serves_from_a_process_of_its_own():
+    command = [sys.executable, "-m", "orchestra.testing", "--port", "0", "--chunks", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["base_url"]
+            answer = httpx2.post(f"{url}/chat/completions", json={**CHAT, "stream": True}, trust_env=False)
+            assert answer.text.count("word ") == 2
+        finally:
+            process.kill()

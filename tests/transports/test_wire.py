@@ -1,0 +1,107 @@
+"""The network side."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+
+import pytest
+
+from orchestra.errors import ConnectionFailed
+from orchestra.testing import Reply, ScriptedProvider
+from orchestra.wire import HttpWire, WireResponse
+
+BOUNDS = {"connect_timeout": 2.0, "read_timeout": 2.0}
+
+
+async def whole(response: WireResponse) -> bytes:
+    return b"".join([chunk async for chunk in response.body])
+
+
+async def test_a_compressed_body_is_decoded_once_and_its_headers_say_so():
+    packed = Reply(headers={"content-encoding": "gzip", "x-kept": "1"}, body=gzip.compress(b"hello" * 100))
+    async with ScriptedProvider([packed]) as provider:
+        wire = HttpWire()
+        response = await wire.send("GET", provider.base_url, (("accept-encoding", "br"),), b"", **BOUNDS)
+        headers = dict(response.headers)
+        assert await whole(response) == b"hello" * 100
+        assert "content-encoding" not in headers
+        assert "content-length" not in headers
+        assert headers["x-kept"] == "1"
+        assert "gzip" in provider.log[0].headers["accept-encoding"]
+        await wire.aclose()
+
+
+async def test_an_encoding_that_was_not_offered_is_left_alone():
+    packed = Reply(headers={"content-encoding": "rot13"}, body=b"uryyb")
+    async with ScriptedProvider([packed]) as provider:
+        wire = HttpWire()
+        response = await wire.send("GET", provider.base_url, (), b"", **BOUNDS)
+        assert dict(response.headers)["content-encoding"] == "rot13"
+        assert await whole(response) == b"uryyb"
+        await wire.aclose()
+
+
+async def test_redirects_are_not_followed_and_cookies_not_kept():
+    moved = Reply(307, {"location": "/elsewhere", "set-cookie": "a=b"}, b"")
+    async with ScriptedProvider([moved]) as provider:
+        wire = HttpWire()
+        response = await wire.send("GET", provider.base_url, (), b"", **BOUNDS)
+        assert (response.status, dict(response.headers)["set-cookie"]) == (307, "a=b")
+        await response.aclose()
+        await (await wire.send("GET", provider.base_url, (), b"", **BOUNDS)).aclose()
+        assert "cookie" not in provider.log[1].headers
+        await wire.aclose()
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "sent"),
+    [
+        ("http://127.0.0.1:9/", (), False),
+        ("http://nobody.invalid/", (), False),
+        ("ftp://127.0.0.1/", (), False),
+        ("http://[::1", (), False),
+        ("http://127.0.0.1:9/", (("authorization", "Bearer top-secret\n"),), False),
+        ("http://127.0.0.1:9/", (("authorization", "Bearer top-secret\u20ac"),), False),
+    ],
+)
+async def test_what_never_left_us_is_told_apart(url: str, headers: tuple[tuple[str, str], ...], sent: bool):
+    wire = HttpWire()
+    with pytest.raises(ConnectionFailed) as caught:
+        await wire.send("GET", url, headers, b"", **BOUNDS)
+    assert caught.value.sent is sent
+    assert "top-secret" not in repr(caught.value)
+    await wire.aclose()
+
+
+@pytest.mark.parametrize("fault", [Reply(drop=True), Reply(delay=5)])
+async def test_what_may_have_arrived_is_told_apart(fault: Reply):
+    async with ScriptedProvider([fault]) as provider:
+        wire = HttpWire()
+        with pytest.raises(ConnectionFailed) as caught:
+            await wire.send("POST", provider.base_url, (), b"{}", connect_timeout=2, read_timeout=0.1)
+        assert caught.value.sent
+        await wire.aclose()
+
+
+async def test_hundreds_at_once_need_no_pool_timeout():
+    async with ScriptedProvider(service_time=0.1) as provider:
+        wire = HttpWire()
+
+        async def one() -> int:
+            response = await wire.send("GET", provider.base_url, (), b"", connect_timeout=30, read_timeout=30)
+            await whole(response)
+            return response.status
+
+        assert await asyncio.gather(*(one() for _ in range(200))) == [200] * 200
+        assert provider.peak > 100
+        await wire.aclose()
+
+
+async def test_it_may_be_closed_twice_and_used_again():
+    async with ScriptedProvider() as provider:
+        wire = HttpWire()
+        for _ in range(2):
+            await whole(await wire.send("GET", provider.base_url, (), b"", **BOUNDS))
+            await wire.aclose()
+            await wire.aclose()
