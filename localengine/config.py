@@ -19,10 +19,10 @@ class EngineConfig:
     ``threads``: CPU threads of a step; None leaves torch's own choice.
     ``ttft_target_ms``: how long a step may become through bulk work while no interactive request is decoding: what
     an interactive request that arrives meanwhile waits at most before its own first step. Lower answers sooner,
-    higher serves more bulk. Never below twice the fixed cost of a step, as measured, so that bulk is not all
-    overhead on a slow machine.
+    higher serves more bulk.
     ``tpot_target_ms``: how long a step may become while an interactive request is decoding: the time between its
-    tokens.
+    tokens. Where a target is below twice the fixed cost of a step, as measured, twice that cost takes its place:
+    on a machine too slow for the target, it would stop bulk and gain next to nothing.
     ``bulk_min_share``: the share of the computed tokens that bulk gets under endless interactive load; with 0 it
     may get none.
     ``interactive_slots``: of ``max_num_seqs``, those that bulk never takes; nor that share of the KV cache.

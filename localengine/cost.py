@@ -33,7 +33,6 @@ class StepLoad:
         """The load with one more chunk of a prompt: ``count`` tokens from position ``start`` on."""
         return StepLoad(self.prefill_tokens + count, self.decode_rows, self.kv_tokens + start + count)
 
-
     def __sub__(self, other: StepLoad) -> StepLoad:
         return StepLoad(
             self.prefill_tokens - other.prefill_tokens,

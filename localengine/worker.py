@@ -29,6 +29,7 @@ __all__ = ["StepRecord", "Worker"]
 
 _HISTORY = 1 << 14  # steps that are remembered
 _EXIT_SECONDS = 10.0
+_LEAST_USE = 2  # a step may take this many times its fixed cost, whatever the targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +207,11 @@ class Worker:
 
     def _step(self, model: LoadedModel, state: SchedulerState) -> None:
         cost = self._cost.cost
+        floor = _LEAST_USE * cost.base
         budget = StepBudget(
             tokens=self.config.step_tokens,
-            ttft=max(self.config.ttft_target_ms / 1000, 2 * cost.base),
-            tpot=self.config.tpot_target_ms / 1000,
+            ttft=max(self.config.ttft_target_ms / 1000, floor),
+            tpot=max(self.config.tpot_target_ms / 1000, floor),
         )
         plan = plan_step(state, budget, cost)
         if not plan.rows:

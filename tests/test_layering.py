@@ -27,8 +27,6 @@ FLOORS = {
     "providers": 2,
     "observe": 2,
     "wire": 2,
-    "local_request": 2,
-    "local_answer": 2,
     "local_route": 2,
     "dispatch": 3,
     "transports": 4,

@@ -172,13 +172,15 @@ class Admission:
                 self._grant(fresh[0], False, now)
                 return Decision(fresh, [], math.inf)
         for ticket in fresh:
-            if ticket.state is _WAITING:
+            if ticket.state is _WAITING and ticket.place is None:
                 self._place(ticket, now)
         self._expire(max(now, self.paused_until), now)
         granted, next_at = self._grant_in_order(now, limit)
-        for ticket in fresh:
-            if ticket.state is _WAITING:
-                self._fail_if_hopeless(ticket, now)
+        fresh = [ticket for ticket in fresh if ticket.state is _WAITING]
+        if next_at > now:
+            self._turn_away(fresh, now)
+        else:
+            self._fresh = fresh  # some of them can go at once, in the next decision
         self._expire(math.nextafter(now, math.inf), now)
         if (expiring := self._expiries.first()) is not None:
             next_at = min(next_at, expiring.bound)
@@ -248,12 +250,8 @@ class Admission:
     # What becomes of a ticket
 
     def _place(self, ticket: Ticket, now: float) -> None:
-        line = self.line(ticket.traffic)
-        if line.waiting >= self._max_waiting and not ticket.front:
-            self._fail(ticket, self._queue_full(ticket.traffic, now))
-            return
         self._note_demand(ticket, now)
-        line.enter(ticket, self._cost(ticket), now)
+        self.line(ticket.traffic).enter(ticket, self._cost(ticket), now)
         if ticket.bound < math.inf:
             ticket.expiry = self._expiries.push(ticket.bound, ticket)
 
@@ -281,6 +279,13 @@ class Admission:
         ticket.error = error
         ticket.state = _OVER  # last: from now on its owner may see it
         self._failed.append(ticket)
+
+    def _turn_away(self, fresh: list[Ticket], now: float) -> None:
+        """Of those who came just now and have to wait, fail whoever waits in vain, or one too many."""
+        for ticket in reversed(fresh):
+            line = self.line(ticket.traffic)
+            if not self._fail_if_hopeless(ticket, now) and line.waiting > self._max_waiting and not ticket.front:
+                self._fail(ticket, self._queue_full(line, now))
 
     def _fail_if_hopeless(self, ticket: Ticket, now: float) -> bool:
         """Fail a call that cannot go within its bound whatever comes back. Return whether it was so."""
@@ -340,11 +345,11 @@ class Admission:
             expected += waited
         return AdmissionTimeout(message, expected_wait=expected)
 
-    def _queue_full(self, traffic: TrafficClass, now: float) -> QueueFull:
-        expected = self._expected_wait(traffic, now)
-        message = f"{self.line(traffic).waiting} {traffic} calls are waiting, and no more may"
+    def _queue_full(self, line: Line, now: float) -> QueueFull:
+        expected = self._expected_wait(line.traffic, now)
+        message = f"{line.waiting - 1} {line.traffic} calls are waiting, and no more may"
         if expected is not None:
-            message += f"; a new one would wait about {_seconds(expected)}"
+            message += f"; this one would wait about {_seconds(expected)}"
         return QueueFull(message, expected_wait=expected)
 
 

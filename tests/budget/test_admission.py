@@ -357,7 +357,7 @@ class TestQueueBound:
         calls = [gate.ask(BULK) for _ in range(8)]
         errors = [ticket.error for ticket in calls if ticket.error]
         assert [type(error) for error in errors] == [QueueFull] * 3
-        assert errors[0].expected_wait == pytest.approx(5.0 + 9.0)
+        assert errors[0].expected_wait == pytest.approx(6.0 + 9.0)
         assert gate.ask(INTERACTIVE).state is State.WAITING, "each class has its own bound"
         assert gate.ask(BULK, front=True).state is State.WAITING, "a retry had its place already"
 
@@ -366,6 +366,20 @@ class TestQueueBound:
         calls = [gate.ask(BULK, decide=False) for _ in range(8)]
         gate.decide()
         assert sum(isinstance(ticket.error, QueueFull) for ticket in calls) == 3
+
+    def test_those_who_need_not_wait_are_not_waiting(self):
+        gate = Gate(per_minute("requests", 60), max_waiting=2)
+        calls = [gate.ask(INTERACTIVE, decide=False) for _ in range(70)]
+        gate.decide()
+        assert [ticket.state is State.GRANTED for ticket in calls] == [True] * 60 + [False] * 10
+        assert [isinstance(ticket.error, QueueFull) for ticket in calls[60:]] == [False] * 2 + [True] * 8
+
+    def test_nor_are_those_whom_only_the_size_of_a_decision_keeps(self):
+        gate = Gate(max_waiting=0)
+        calls = [gate.ask(BULK, decide=False) for _ in range(2000)]
+        gate.decide()
+        gate.run(1.0)
+        assert gate.granted == calls
 
     def test_unbounded_thirty_calls_at_ten_a_minute_all_go_in_order(self):
         gate = Gate(per_minute("requests", 10))

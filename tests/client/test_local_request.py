@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestra.errors import InputError
-from orchestra.local_request import endpoint_of, read_request
+from orchestra.local_route.request import endpoint_of, read_request
 
 ASK = [{"role": "user", "content": "Hello"}]
 

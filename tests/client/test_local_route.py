@@ -12,7 +12,7 @@ import pytest
 from orchestra.call import Call, Usage
 from orchestra.config import LocalConfig
 from orchestra.errors import InputError, LocalEngineError, QueueFull, StreamInterrupted
-from orchestra.local_route import LocalRoute, open_engine
+from orchestra.local_route.route import LocalRoute, open_engine
 from orchestra.localengine import errors as engine_errors
 from orchestra.openai_types import ChatCompletion, ChatCompletionChunk, Completion
 from orchestra.policies.traffic import TrafficClass

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestra.local_request import Endpoint
+    from orchestra.local_route.request import Endpoint
     from orchestra.localengine.request import Completion, FinishReason, Usage
 
 __all__ = ["LocalAnswer"]

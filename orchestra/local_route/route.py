@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from orchestra.call import Call, Headers, Outcome, Usage
 from orchestra.config import LocalConfig
 from orchestra.errors import InputError, LocalEngineError, QueueFull, StreamInterrupted
-from orchestra.local_answer import LocalAnswer
-from orchestra.local_request import LocalRequest, endpoint_of, read_request
+from orchestra.local_route.answer import LocalAnswer
+from orchestra.local_route.request import LocalRequest, endpoint_of, read_request
 from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:

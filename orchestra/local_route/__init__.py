@@ -1,0 +1,7 @@
+"""The same call, answered by the in-process engine: read the request, run it, write the answer."""
+
+from __future__ import annotations
+
+from orchestra.local_route.route import LocalRoute
+
+__all__ = ["LocalRoute"]
