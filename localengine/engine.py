@@ -187,7 +187,7 @@ class LocalEngine:
 
     def _running_worker(self, *, restart: bool) -> Worker:
         with self._lock:
-            if self._worker is None or (restart and self._worker.ended):
+            if self._worker is None or (restart and (self._worker.ended or self._worker.stopping)):
                 self._worker = Worker(self._open_model, self.config)
                 weakref.finalize(self, self._worker.stop).atexit = False
             return self._worker

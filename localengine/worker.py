@@ -67,7 +67,7 @@ class Worker:
         self._lock = threading.Lock()
         self._inbox = dict.fromkeys(TrafficClass, 0)
         self._why_ended: Callable[[], EngineError] = _closed
-        self._stopping = False
+        self.stopping = False
         self._draining = False
         self._model: LoadedModel | None = None
         self._limits: ClassLimits | None = None
@@ -87,7 +87,7 @@ class Worker:
         """Let the request wait for its turn. Raises EngineBusy, or what ended the engine."""
         seq = generation.seq
         with self._lock:
-            if self.ended or self._stopping:
+            if self.ended or self.stopping:
                 raise self._why_ended()
             waiting = self._inbox[seq.traffic] + self._num_waiting(seq.traffic)
             if self.config.max_waiting is not None and waiting >= self.config.max_waiting:
@@ -108,7 +108,7 @@ class Worker:
         Takes no lock: the engine's finalizer calls it.
         """
         self._draining = drain
-        self._stopping = True
+        self.stopping = True
         self._commands.put(_nothing)
 
     def join(self, timeout: float | None = None) -> None:
@@ -190,8 +190,8 @@ class Worker:
 
     def _loop(self, model: LoadedModel, state: SchedulerState) -> None:
         while True:
-            self._obey(wait=not state.has_work and not self._stopping)
-            if self._stopping and not (self._draining and state.has_work):
+            self._obey(wait=not state.has_work and not self.stopping)
+            if self.stopping and not (self._draining and state.has_work):
                 return
             if state.has_work:
                 self._step(model, state)
@@ -264,7 +264,7 @@ class Worker:
         seq = generation.seq
         with self._lock:
             self._inbox[seq.traffic] -= 1
-        if self._state is None or self.ended or (self._stopping and not self._draining):
+        if self._state is None or self.ended or (self.stopping and not self._draining):
             generation.buffer.fail(self._why_ended())
             return
         seq.arrival = self._arrivals

@@ -22,16 +22,17 @@ from torch import Tensor
 __all__ = ["DecodePlan", "ExtendPlan", "decode", "extend", "plan_decode", "plan_extend"]
 
 _QUERY_TILE = 128
+_GATHER_BYTES = 16 << 20  # gathered at once in decode: it stays in the cache, and memory is bounded
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Neighbouring rows of one padded length L."""
+    """Neighbouring rows of one padded length L, as many as are gathered at once."""
 
     rows: slice
     index: Tensor  # int64 [rows * kv_heads * L], into the pool flattened to [slots * kv_heads, 2 * head_dim]
     mask: Tensor  # [rows * kv_heads, 1, L], added to the scores: 0, or -inf beyond the row's length
-    gathered: Tensor  # [rows * kv_heads * L, 2 * head_dim], filled anew for each layer
+    gathered: Tensor  # [rows * kv_heads * L, 2 * head_dim], a scratch buffer that all buckets share
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class _Run:
     """The queries of one sequence."""
 
     index: Tensor  # int64 [kv_heads * length], as in _Bucket
-    gathered: Tensor  # [kv_heads * length, 2 * head_dim]
+    gathered: Tensor  # [kv_heads * length, 2 * head_dim], shared scratch likewise
     tiles: tuple[_Tile, ...]
 
 
@@ -67,21 +68,16 @@ def plan_decode(block_tables: Sequence[Sequence[int]], lengths: Sequence[int], p
 
     ``pool`` is any layer's; only its shape and type matter. Rows of similar length should be neighbours.
     """
-    buckets = []
-    stop = 0
+    row_bytes = pool[0, 0].nbytes
+    spans = []
+    start = 0
     for padded, members in groupby(lengths, key=_padded):
-        member_lengths = torch.tensor(list(members))  # [rows]
-        start, stop = stop, stop + len(member_lengths)
-        table = _pad_tables(block_tables[start:stop], member_lengths, pool.shape[1])  # [rows, blocks]
-        position = torch.arange(padded)
-        beyond = position >= member_lengths[:, None]  # [rows, L]
-        # beyond its length a row reads its own last token, which is finite, instead of what lies there
-        position = torch.minimum(position, member_lengths[:, None] - 1)
-        index = _pool_rows(table, position, pool)  # [rows, kv_heads, L]
-        mask = torch.zeros(beyond.shape, dtype=pool.dtype).masked_fill_(beyond, float("-inf"))
-        mask = mask.repeat_interleave(pool.shape[2], dim=0)[:, None]
-        buckets.append(_Bucket(slice(start, stop), index.flatten(), mask, _gather_buffer(index, pool)))
-    return DecodePlan(tuple(buckets))
+        stop = start + len(list(members))
+        most = max(1, _GATHER_BYTES // (padded * row_bytes))
+        spans += [(slice(i, min(i + most, stop)), padded) for i in range(start, stop, most)]
+        start = stop
+    scratch = _scratch(pool, max((rows.stop - rows.start) * padded for rows, padded in spans))
+    return DecodePlan(tuple(_bucket(rows, padded, block_tables, lengths, pool, scratch) for rows, padded in spans))
 
 
 def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float) -> Tensor:
@@ -116,15 +112,24 @@ def plan_extend(
 
     A query sees the positions up to its own. ``heads`` is the number of query heads.
     """
+    tiles = [list(_tiles(start, count)) for start, count in zip(starts, counts, strict=True)]
+    # a tile's mask depends on its size and limit only, and a narrower one is the right end of a wider one
+    widths: dict[int, int] = {}
+    for size, limit in (tile for run in tiles for tile in run):
+        widths[size] = max(limit, widths.get(size, 0))
+    group = heads // pool.shape[2]
+    masks = {size: _causal_mask(size, width, pool.dtype).repeat(group, 1) for size, width in widths.items()}
+
+    scratch = _scratch(pool, max(start + count for start, count in zip(starts, counts, strict=True)))
     runs = []
     first = 0
-    for block_table, start, count in zip(block_tables, starts, counts, strict=True):
-        length = start + count
-        position = torch.arange(length)
-        index = _pool_rows(torch.tensor([block_table]), position[None], pool)  # [1, kv_heads, length]
-        tiles = tuple(_tiles(first, start, count, heads // pool.shape[2], pool.dtype))
-        runs.append(_Run(index.flatten(), _gather_buffer(index, pool), tiles))
-        first += count
+    for block_table, run, start, count in zip(block_tables, tiles, starts, counts, strict=True):
+        index = _pool_rows(torch.tensor([block_table]), torch.arange(start + count)[None], pool).flatten()
+        placed = []
+        for size, limit in run:
+            placed.append(_Tile(slice(first, first + size), limit, masks[size][:, -limit:]))
+            first += size
+        runs.append(_Run(index, scratch[: len(index)], tuple(placed)))
     return ExtendPlan(tuple(runs))
 
 
@@ -162,10 +167,24 @@ def _padded(length: int) -> int:
     return -(-length // step) * step
 
 
-def _pad_tables(block_tables: Sequence[Sequence[int]], lengths: Tensor, block_size: int) -> Tensor:
-    """Block tables as one tensor [rows, blocks of the longest]; what follows a row's own blocks is never read."""
-    width = -(-int(lengths.max()) // block_size)
-    return torch.tensor([[*table[:width], *[0] * (width - len(table))] for table in block_tables])
+def _bucket(
+    rows: slice,
+    padded: int,
+    block_tables: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    pool: Tensor,
+    scratch: Tensor,
+) -> _Bucket:
+    length = torch.tensor(lengths[rows])[:, None]  # [rows, 1]
+    # block tables as one tensor; what follows a row's own blocks is never read
+    width = -(-padded // pool.shape[1])
+    table = torch.tensor([[*table[:width], *[0] * (width - len(table))] for table in block_tables[rows]])
+    position = torch.arange(padded)
+    mask = torch.zeros(len(table), padded, dtype=pool.dtype).masked_fill_(position >= length, float("-inf"))
+    mask = mask.repeat_interleave(pool.shape[2], dim=0)[:, None]
+    # beyond its length a row reads its own last token, which is finite, instead of what lies there
+    index = _pool_rows(table, torch.minimum(position, length - 1), pool).flatten()
+    return _Bucket(rows, index, mask, scratch[: len(index)])
 
 
 def _pool_rows(table: Tensor, position: Tensor, pool: Tensor) -> Tensor:
@@ -178,14 +197,18 @@ def _pool_rows(table: Tensor, position: Tensor, pool: Tensor) -> Tensor:
     return slot[:, None] * kv_heads + torch.arange(kv_heads)[:, None]
 
 
-def _gather_buffer(index: Tensor, pool: Tensor) -> Tensor:
-    return torch.empty(index.numel(), pool.shape[3], dtype=pool.dtype)
+def _scratch(pool: Tensor, tokens: int) -> Tensor:
+    """Room for the keys and values of ``tokens`` tokens."""
+    return torch.empty(tokens * pool.shape[2], pool.shape[3], dtype=pool.dtype)
 
 
-def _tiles(first: int, start: int, count: int, group: int, dtype: torch.dtype) -> Iterator[_Tile]:
-    """Tiles of ``count`` queries at positions from ``start``, the first of which is query ``first`` of all."""
+def _tiles(start: int, count: int) -> Iterator[tuple[int, int]]:
+    """Sizes of the tiles of ``count`` queries at positions from ``start``, and the keys that each needs."""
     for offset in range(0, count, _QUERY_TILE):
         size = min(_QUERY_TILE, count - offset)
-        limit = start + offset + size
-        mask = torch.full((size, limit), float("-inf"), dtype=dtype).triu_(start + offset + 1)
-        yield _Tile(slice(first + offset, first + offset + size), limit, mask.repeat(group, 1))
+        yield size, start + offset + size
+
+
+def _causal_mask(size: int, width: int, dtype: torch.dtype) -> Tensor:
+    """[size, width] for queries at the last ``size`` of ``width`` positions: -inf where a key is in the future."""
+    return torch.full((size, width), float("-inf"), dtype=dtype).triu_(width - size + 1)

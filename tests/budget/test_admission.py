@@ -119,6 +119,13 @@ class TestReserve:
         bulk = [gate.ask(BULK) for _ in range(4)]
         assert sum(ticket.state is State.GRANTED for ticket in bulk) == 3
 
+    def test_a_steady_trickle_is_no_burst(self):
+        gate = Gate(per_minute("requests", 600, burst_seconds=10))
+        for tick in range(3000):
+            gate.at(tick * 0.2, lambda: gate.ask(INTERACTIVE))
+        gate.run(600.0)
+        assert gate.admission.dimensions[0].floor(gate.now) == 15.0
+
     def test_bulk_that_comes_together_with_a_person_is_no_interactive_demand(self):
         gate = Gate(slots(20))
         for _ in range(100):
@@ -129,13 +136,14 @@ class TestReserve:
 
     def test_an_outage_is_not_remembered_for_its_length(self):
         gate = Gate(per_minute("requests", 600, burst_seconds=10))
-        gate.admission.pause(3600.0, "quota")
-        for second in range(3600):
+        gate.admission.pause(600.0, "quota")
+        for second in range(600):
             gate.at(float(second), lambda: [gate.ask(INTERACTIVE, queue_bound=5.0) for _ in range(20)])
-        gate.run(3600.0)
-        gate.run(3600.0 + 6000.0)
-        gate.ask(INTERACTIVE)
-        assert gate.admission.dimensions[0].floor(gate.now) == 15.0
+        gate.run(600.0 + 595.0)
+        assert gate.ask(INTERACTIVE).state is State.GRANTED
+        assert gate.admission.dimensions[0].floor(gate.now) == pytest.approx(25.0, abs=1.0), (
+            "half a half-life later"
+        )
 
     def test_one_slot_serves_both_classes(self):
         gate = Gate(slots(1))

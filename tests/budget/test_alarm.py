@@ -68,7 +68,7 @@ def test_many_bells_in_order():
     alarm, order, done = Alarm(), [], threading.Event()
     now = time.monotonic()
     for number in reversed(range(20)):
-        alarm.set(now + 0.02 + number * 0.002, lambda number=number: order.append(number))
-    alarm.set(now + 0.2, done.set)
+        alarm.set(now + 0.3 + number * 0.002, lambda number=number: order.append(number))
+    alarm.set(now + 0.4, done.set)
     assert done.wait(5)
     assert order == list(range(20))

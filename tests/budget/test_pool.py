@@ -123,6 +123,17 @@ async def test_a_wait_ends_at_its_precise_instant_without_polling(clock):
     assert task.done()
 
 
+async def test_what_is_posted_while_another_pumps_is_not_lost():
+    leases = []
+    pool = Pool(
+        LimitsConfig(max_concurrency=1),
+        clock=lambda: 0.0,
+        call_at=lambda when, ring: leases[0].keep(),  # in the midst of the pump, after it has decided
+    )
+    leases.append(await pool.acquire(ONE, traffic=INTERACTIVE))
+    (await asyncio.wait_for(pool.acquire(ONE, traffic=INTERACTIVE, queue_bound=9.0), 5)).keep()
+
+
 async def test_real_time_is_kept_to_a_few_milliseconds():
     pool = make(requests_per_minute=1200.0, burst_seconds=0.05)
     await pool.acquire(ONE, traffic=INTERACTIVE)

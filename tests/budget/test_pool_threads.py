@@ -171,7 +171,7 @@ def test_a_lease_that_ends_in_the_midst_of_the_pump_neither_blocks_nor_gets_lost
         return now()
 
     pool._clock = clock
-    for _ in range(50):
+    for _ in range(15):
         Finalized(pool.acquire_sync(ONE, traffic=INTERACTIVE, queue_bound=5.0))
     gc.collect()
     assert pool.snapshot()["in_use"]["interactive"] == 0

@@ -76,12 +76,15 @@ def test_extend(module: ModuleType, heads: int, kv_heads: int, head_dim: int) ->
     check(out, torch.cat([exact(x, key, value, scale) for x, key, value in rows]))
 
 
-@pytest.mark.parametrize("count", [127, 128, 129, 300])
-def test_extend_in_several_tiles(count: int) -> None:
-    cache = Cache([17 + count], 2, 64)
-    q = torch.randn(count, 4, 64)
-    plan = torch_cpu.plan_extend(cache.tables, [17], [count], cache.pool, 4)
-    check(torch_cpu.extend(q, cache.pool, plan, 0.125), exact(q, cache.keys[0], cache.values[0], 0.125))
+@pytest.mark.parametrize("counts", [[127], [128], [129], [300], [300, 44, 128, 260]])
+def test_extend_in_several_tiles(counts: list[int]) -> None:
+    starts = [17, 0, 90, 33][: len(counts)]
+    cache = Cache([start + count for start, count in zip(starts, counts, strict=True)], 2, 64)
+    q = torch.randn(sum(counts), 4, 64)
+    plan = torch_cpu.plan_extend(cache.tables, starts, counts, cache.pool, 4)
+    rows = zip(q.split(counts), cache.keys, cache.values, strict=True)
+    expected = torch.cat([exact(x, key, value, 0.125) for x, key, value in rows])
+    check(torch_cpu.extend(q, cache.pool, plan, 0.125), expected)
 
 
 @pytest.mark.parametrize("length", [255, 256, 257, 320, 513, 1000])
@@ -90,6 +93,22 @@ def test_decode_of_long_rows(length: int) -> None:
     q = torch.randn(1, 6, 64)
     plan = torch_cpu.plan_decode(cache.tables, [length], cache.pool)
     check(torch_cpu.decode(q, cache.pool, plan, 0.125), exact(q, cache.keys[0], cache.values[0], 0.125))
+
+
+def test_decode_gathers_in_parts_where_the_whole_would_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [40, 50, 60, 33, 100, 5]
+    cache = Cache(lengths, 2, 64)
+    q = torch.randn(6, 4, 64)
+
+    def decode() -> tuple[int, Tensor]:
+        plan = torch_cpu.plan_decode(cache.tables, lengths, cache.pool)
+        return len(plan.buckets), torch_cpu.decode(q, cache.pool, plan, 0.125)
+
+    buckets, whole = decode()
+    monkeypatch.setattr(torch_cpu, "_GATHER_BYTES", 3 * 64 * 2 * 128 * 4)  # three rows of 64
+    more_buckets, parts = decode()
+    assert (buckets, more_buckets) == (3, 4)
+    assert torch.equal(parts, whole)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -325,6 +325,26 @@ async def test_several_wait_for_one_start_and_one_that_gives_up_leaves_the_other
     await engine.close()
 
 
+async def test_a_start_that_was_given_up_can_be_made_again():
+    release = threading.Event()
+    bench = Bench()
+
+    def slowly(config):
+        assert release.wait(5)
+        return bench.open_model(config)
+
+    engine = LocalEngine(slowly, bench.config)
+    entering = asyncio.create_task(engine.__aenter__())
+    await asyncio.sleep(0.02)
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    release.set()
+    async with engine:
+        assert list((await engine.complete(ids(1), greedy(5))).token_ids) == heard(ids(1), 5)
+    await bench.until(lambda: len(bench.runners) == 2 and all(runner.closed for runner in bench.runners))
+
+
 async def test_a_model_that_cannot_be_loaded_is_told_and_may_be_tried_again():
     bench = Bench()
     failures: list[Exception] = [ModelFileError("truncated"), OSError("disk")]

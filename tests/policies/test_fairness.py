@@ -73,8 +73,12 @@ def test_a_large_request_is_not_overtaken_for_ever_by_small_ones():
     assert "large" in order
 
 
-def test_an_idle_job_gains_no_credit():
+@pytest.mark.parametrize("known", [True, False])
+def test_an_idle_job_gains_no_credit(known):
     queue = FairQueue(lateness=60.0)
+    if known:
+        queue.push("late", job="late", cost=1.0, now=0.0)
+        queue.pop()
     for _ in range(100):
         queue.push("busy", job="busy", cost=1.0, now=0.0)
     for _ in range(50):
