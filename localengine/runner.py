@@ -46,7 +46,7 @@ class Runner:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._model: LlamaModel | None = LlamaModel(spec, weights)
-        shape = (spec.num_layers, num_blocks, block_size, spec.num_kv_heads, 2 * spec.head_dim)
+        shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, 2 * spec.head_dim)
         # numpy's zeros, unlike torch's, leave untouched pages to the operating system
         self._pools = torch.from_numpy(numpy.zeros(shape, numpy.float32))
 

@@ -70,8 +70,8 @@ def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float) -> Tensor:
 
 def _keys_values(pool: Tensor, block_table: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
     """Keys and values of the first ``length`` positions, each [length, kv_heads, head_dim]."""
-    block_size = pool.shape[1]
-    tokens = [pool[block_table[p // block_size], p % block_size] for p in range(length)]
+    block_size = pool.shape[2]
+    tokens = [pool[block_table[p // block_size], :, p % block_size] for p in range(length)]
     keys, values = torch.stack(tokens).chunk(2, dim=-1)
     return keys, values
 

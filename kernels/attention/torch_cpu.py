@@ -30,7 +30,7 @@ class _Bucket:
     """Neighbouring rows of one padded length L, as many as are gathered at once."""
 
     rows: slice
-    index: Tensor  # int64 [rows * kv_heads * L], into the pool flattened to [slots * kv_heads, 2 * head_dim]
+    index: Tensor  # int64 [rows * kv_heads * L], into the pool flattened to rows of 2 * head_dim
     mask: Tensor  # [rows * kv_heads, 1, L], added to the scores: 0, or -inf beyond the row's length
     gathered: Tensor  # [rows * kv_heads * L, 2 * head_dim], a scratch buffer that all buckets share
 
@@ -68,12 +68,12 @@ def plan_decode(block_tables: Sequence[Sequence[int]], lengths: Sequence[int], p
 
     ``pool`` is any layer's; only its shape and type matter. Rows of similar length should be neighbours.
     """
-    row_bytes = pool[0, 0].nbytes
+    token_bytes = pool[0, :, 0].nbytes
     spans = []
     start = 0
     for padded, members in groupby(lengths, key=_padded):
         stop = start + len(list(members))
-        most = max(1, _GATHER_BYTES // (padded * row_bytes))
+        most = max(1, _GATHER_BYTES // (padded * token_bytes))
         spans += [(slice(i, min(i + most, stop)), padded) for i in range(start, stop, most)]
         start = stop
     scratch = _scratch(pool, max((rows.stop - rows.start) * padded for rows, padded in spans))
@@ -86,7 +86,7 @@ def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float) -> Tensor:
     Query head ``h`` reads KV head ``h // (heads / kv_heads)``.
     """
     rows, heads, head_dim = q.shape
-    kv_heads = pool.shape[2]
+    kv_heads = pool.shape[1]
     # the batch axis is (row, kv head) from here on
     queries = q.reshape(rows * kv_heads, heads // kv_heads, head_dim)
     out = torch.empty_like(queries)
@@ -117,7 +117,7 @@ def plan_extend(
     widths: dict[int, int] = {}
     for size, limit in (tile for run in tiles for tile in run):
         widths[size] = max(limit, widths.get(size, 0))
-    group = heads // pool.shape[2]
+    group = heads // pool.shape[1]
     masks = {size: _causal_mask(size, width, pool.dtype).repeat(group, 1) for size, width in widths.items()}
 
     scratch = _scratch(pool, max(start + count for start, count in zip(starts, counts, strict=True)))
@@ -136,7 +136,7 @@ def plan_extend(
 def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float) -> Tensor:
     """Attention of ``q`` [sum(counts), heads, head_dim], the runs end to end, over ``pool``: the same shape."""
     tokens, heads, head_dim = q.shape
-    kv_heads = pool.shape[2]
+    kv_heads = pool.shape[1]
     group = heads // kv_heads
     by_kv_head = q.reshape(tokens, kv_heads, group, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, d]
     out = q.new_empty(tokens, heads, head_dim)
@@ -177,29 +177,29 @@ def _bucket(
 ) -> _Bucket:
     length = torch.tensor(lengths[rows])[:, None]  # [rows, 1]
     # block tables as one tensor; what follows a row's own blocks is never read
-    width = -(-padded // pool.shape[1])
+    width = -(-padded // pool.shape[2])
     table = torch.tensor([[*table[:width], *[0] * (width - len(table))] for table in block_tables[rows]])
     position = torch.arange(padded)
     mask = torch.zeros(len(table), padded, dtype=pool.dtype).masked_fill_(position >= length, float("-inf"))
-    mask = mask.repeat_interleave(pool.shape[2], dim=0)[:, None]
+    mask = mask.repeat_interleave(pool.shape[1], dim=0)[:, None]
     # beyond its length a row reads its own last token, which is finite, instead of what lies there
     index = _pool_rows(table, torch.minimum(position, length - 1), pool).flatten()
     return _Bucket(rows, index, mask, scratch[: len(index)])
 
 
 def _pool_rows(table: Tensor, position: Tensor, pool: Tensor) -> Tensor:
-    """Rows of the pool flattened to [slots * kv_heads, 2 * head_dim], for each kv head and position.
+    """Rows of the pool flattened to [blocks * kv_heads * block_size, 2 * head_dim], for each head and position.
 
     ``table`` [rows, blocks], ``position`` [rows, L]: [rows, kv_heads, L].
     """
-    block_size, kv_heads = pool.shape[1], pool.shape[2]
-    slot = table.gather(1, position // block_size) * block_size + position % block_size
-    return slot[:, None] * kv_heads + torch.arange(kv_heads)[:, None]
+    kv_heads, block_size = pool.shape[1:3]
+    block, offset = table.gather(1, position // block_size)[:, None], (position % block_size)[:, None]
+    return (block * kv_heads + torch.arange(kv_heads)[:, None]) * block_size + offset
 
 
 def _scratch(pool: Tensor, tokens: int) -> Tensor:
     """Room for the keys and values of ``tokens`` tokens."""
-    return torch.empty(tokens * pool.shape[2], pool.shape[3], dtype=pool.dtype)
+    return torch.empty(tokens * pool.shape[1], pool.shape[3], dtype=pool.dtype)
 
 
 def _tiles(start: int, count: int) -> Iterator[tuple[int, int]]:

@@ -14,17 +14,16 @@ def rope_kv(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor) 
     ``qkv`` [tokens, (heads + 2 * kv_heads) * head_dim]: the query heads, then the key heads, then the value heads.
     ``cos``, ``sin`` [tokens, head_dim / 2]: of each token's position. Dimension ``i`` turns with dimension
     ``i + head_dim / 2`` (the half-rotation layout of Hugging Face checkpoints).
-    ``slots`` int64 [tokens]: where a token's keys and values go, ``block * block_size + offset``, all different.
-    ``pool`` [blocks, block_size, kv_heads, 2 * head_dim]: written in place.
+    ``slots`` int64 [tokens, kv_heads]: where each key and value go, as rows of the flattened pool, all different.
+    ``pool`` [blocks, kv_heads, block_size, 2 * head_dim]: written in place.
     Returns [tokens, heads, head_dim].
     """
-    kv_heads, head_dim = pool.shape[2], pool.shape[3] // 2
+    kv_heads, head_dim = pool.shape[1], pool.shape[3] // 2
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     half = head_dim // 2
+    rows = pool.view(-1, 2 * head_dim)
     queries = torch.empty(qkv.shape[0], heads, head_dim, dtype=qkv.dtype)
-    for token, slot in enumerate(slots.tolist()):
-        block, offset = divmod(slot, pool.shape[1])
-        vectors = qkv[token].view(-1, head_dim)
+    for token, vectors in enumerate(qkv.view(qkv.shape[0], -1, head_dim)):
         for head in range(heads + kv_heads):
             first, second = vectors[head, :half], vectors[head, half:]
             turned = torch.cat(
@@ -33,6 +32,6 @@ def rope_kv(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor) 
             if head < heads:
                 queries[token, head] = turned
             else:
-                pool[block, offset, head - heads, :head_dim] = turned
-        pool[block, offset, :, head_dim:] = vectors[heads + kv_heads :]
+                value = vectors[head + kv_heads]
+                rows[slots[token, head - heads]] = torch.cat([turned, value])
     return queries

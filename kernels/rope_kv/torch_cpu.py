@@ -14,11 +14,11 @@ def rope_kv(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor) 
     ``qkv`` [tokens, (heads + 2 * kv_heads) * head_dim]: the query heads, then the key heads, then the value heads.
     ``cos``, ``sin`` [tokens, head_dim / 2]: of each token's position. Dimension ``i`` turns with dimension
     ``i + head_dim / 2`` (the half-rotation layout of Hugging Face checkpoints).
-    ``slots`` int64 [tokens]: where a token's keys and values go, ``block * block_size + offset``, all different.
-    ``pool`` [blocks, block_size, kv_heads, 2 * head_dim]: written in place.
+    ``slots`` int64 [tokens, kv_heads]: where each key and value go, as rows of the flattened pool, all different.
+    ``pool`` [blocks, kv_heads, block_size, 2 * head_dim]: written in place.
     Returns [tokens, heads, head_dim].
     """
-    kv_heads, head_dim = pool.shape[2], pool.shape[3] // 2
+    kv_heads, head_dim = pool.shape[1], pool.shape[3] // 2
     vectors = qkv.view(qkv.shape[0], -1, 2, head_dim // 2)  # [tokens, heads + 2 * kv_heads, 2, half]
     both = vectors[:, :-kv_heads]  # queries and keys
     cos, sin = cos[:, None, None], sin[:, None]  # broadcast over heads (and halves)
@@ -27,5 +27,6 @@ def rope_kv(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor) 
     turned[:, :, 1].addcmul_(both[:, :, 0], sin)
     turned = turned.flatten(2)  # [tokens, heads + kv_heads, head_dim]
     values = vectors[:, -kv_heads:].flatten(2)  # [tokens, kv_heads, head_dim]
-    pool.flatten(0, 1).index_copy_(0, slots, torch.cat([turned[:, -kv_heads:], values], dim=-1))
+    keys_values = torch.cat([turned[:, -kv_heads:], values], dim=-1)  # [tokens, kv_heads, 2 * head_dim]
+    pool.flatten(0, 2).index_copy_(0, slots.flatten(), keys_values.flatten(0, 1))
     return turned[:, :-kv_heads]

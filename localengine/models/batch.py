@@ -18,7 +18,8 @@ __all__ = ["Batch"]
 class Batch:
     """The tokens of all rows of a step, end to end: rows of one token first, then runs.
 
-    ``token_ids``, ``positions``, ``slots``: int64 [tokens]; a slot is ``block * block_size + offset``.
+    ``token_ids``, ``positions``: int64 [tokens]. ``slots``: int64 [tokens, kv_heads], where keys and values go, as
+    rows of a layer's pool flattened to [blocks * kv_heads * block_size, 2 * head_dim].
     ``decode`` covers the first ``num_decode`` tokens and ``extend`` the rest; None where there are none.
     ``wanted``: int64, the tokens whose logits are asked for.
     """
@@ -42,9 +43,9 @@ class Batch:
         runs = rows[len(singles) :]
         token_ids = [token for row in rows for token in row.token_ids]
         positions = [row.start + i for row in rows for i in range(len(row.token_ids))]
-        block_size = pool.shape[1]
-        slots = [
-            row.block_table[p // block_size] * block_size + p % block_size
+        kv_heads, block_size = pool.shape[1:3]
+        blocks = [
+            row.block_table[p // block_size]
             for row in rows
             for p in range(row.start, row.start + len(row.token_ids))
         ]
@@ -53,10 +54,12 @@ class Batch:
         for row, offsets in zip(rows, wanted, strict=True):
             wanted_tokens.extend(first + offset for offset in offsets)
             first += len(row.token_ids)
+        position = torch.tensor(positions)
+        block_head = torch.tensor(blocks)[:, None] * kv_heads + torch.arange(kv_heads)  # [tokens, kv_heads]
         return cls(
             token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
+            positions=position,
+            slots=block_head * block_size + (position % block_size)[:, None],
             num_decode=len(singles),
             decode=plan_decode([row.block_table for row in singles], [row.start + 1 for row in singles], pool)
             if singles

@@ -102,7 +102,7 @@ class LlamaModel:
     def forward(self, batch: Batch, pools: Tensor) -> Tensor:
         """Compute the step and return the logits of ``batch.wanted``: float32 [wanted, vocab].
 
-        Keys and values of all tokens are written to ``pools`` [layers, blocks, block_size, K, 2D].
+        Keys and values of all tokens are written to ``pools`` [layers, blocks, K, block_size, 2D].
         """
         eps = self.spec.rms_norm_eps
         angle = torch.outer(batch.positions.to(torch.float32), self._frequency)  # [T, D / 2]

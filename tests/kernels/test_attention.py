@@ -18,7 +18,7 @@ class Cache:
         generator = torch.Generator().manual_seed(seed)
         counts = [-(-n // BLOCK) for n in lengths]
         ids = torch.randperm(sum(counts) + 3, generator=generator).tolist()
-        self.pool = torch.full((len(ids), BLOCK, kv_heads, 2 * head_dim), float("nan"))
+        self.pool = torch.full((len(ids), kv_heads, BLOCK, 2 * head_dim), float("nan"))
         self.tables: list[list[int]] = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -26,7 +26,7 @@ class Cache:
             table = [ids.pop() for _ in range(count)]
             key, value = torch.randn(2, length, kv_heads, head_dim, generator=generator)
             for p in range(length):
-                self.pool[table[p // BLOCK], p % BLOCK] = torch.cat([key[p], value[p]], -1)
+                self.pool[table[p // BLOCK], :, p % BLOCK] = torch.cat([key[p], value[p]], -1)
             self.tables.append(table)
             self.keys.append(key)
             self.values.append(value)

@@ -28,15 +28,17 @@ def test_rotates_and_writes(module: object, tokens: int, heads: int, kv_heads: i
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim)
     before = qkv.clone()
     angle = angles(torch.randint(0, 500, (tokens,)), head_dim)
-    pool = torch.full((5, 4, kv_heads, 2 * head_dim), float("nan"))
-    slots = torch.randperm(20)[:tokens]
+    pool = torch.full((5, kv_heads, 4, 2 * head_dim), float("nan"))
+    tokens_at = torch.randperm(20)[:tokens]
+    block, offset = tokens_at // 4, tokens_at % 4
+    slots = (block[:, None] * kv_heads + torch.arange(kv_heads)) * 4 + offset[:, None]
     q = module.rope_kv(qkv, angle.cos().float(), angle.sin().float(), slots, pool)  # type: ignore[attr-defined]
 
     q_in, k_in, v_in = qkv.view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
     torch.testing.assert_close(q.double(), rotated(q_in, angle), atol=1e-5, rtol=1e-5)
-    written = pool.view(20, kv_heads, 2 * head_dim)[slots]
+    written = pool[block, :, offset]  # [tokens, kv_heads, 2 * head_dim]
     torch.testing.assert_close(written[..., :head_dim].double(), rotated(k_in, angle), atol=1e-5, rtol=1e-5)
     assert torch.equal(written[..., head_dim:], v_in)
-    untouched = [s for s in range(20) if s not in slots.tolist()]
-    assert pool.view(20, -1)[untouched].isnan().all()
+    pool[block, :, offset] = float("nan")
+    assert pool.isnan().all()  # nothing else was touched
     assert torch.equal(qkv, before)
