@@ -7,30 +7,46 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 
-from orchestra.testing.answers import count_tokens, events, whole_answer
-from orchestra.testing.limiter import Limiter, Limits
-from orchestra.testing.script import Hit, Reply
+from orchestra.testing import anthropic_form, openai_form
+from orchestra.testing.limiter import Limiter, Limits, Tenant
+from orchestra.testing.script import Hit, Reply, count_tokens, output_tokens
 
 __all__ = ["ScriptedProvider"]
 
 
 class ScriptedProvider:
-    """A server of the OpenAI wire, for tests and benchmarks: real sockets, scripted behaviour, nothing to pay.
+    """A server of the OpenAI and Anthropic wires, for tests and benchmarks: real sockets, nothing to pay.
 
     ::
 
         async with ScriptedProvider([Reply.error(429, headers={"retry-after": "0.05"})]) as provider:
             client = AsyncOpenAI(base_url=provider.base_url, api_key="any")
+            other = AsyncAnthropic(base_url=provider.origin, api_key="any")
 
-    ``async with`` serves on the running loop; ``with`` serves on a thread of its own. Requests take the replies of
-    ``script`` in turn, and ``default`` when there are none left. ``service_time`` delays every answer. ``limits``
-    are enforced, and refuse with 429. ``log`` holds every request as a `Hit`.
+    ``async with`` serves on the running loop; ``with`` serves on a thread of its own; ``python -m
+    orchestra.testing`` in a process of its own. What it can be told:
+
+    - ``script``: requests take these replies in turn, and ``default`` when there are none left. A `Reply` is any
+      status, headers and body, the endpoint's default answer with ``text``, a stream with gaps, breaks and error
+      events (`StreamScript`), a dropped connection.
+    - ``service_time``: seconds before every answer that is not a refusal.
+    - ``limits``: enforced, and refused with 429 (`Limits`: requests and tokens a minute with a burst, requests at
+      once, how tokens are charged, what the headers tell and how). They may be changed while it runs: assign to
+      ``limits``, or give ``changes``, pairs of seconds since the start and the limits from then on.
+    - ``tenant``: somebody else who uses the same account (`Tenant`: steadily, or on and off).
+    - ``tokens_per_character``: how long prompts are in tokens. A quarter is what most clients take for granted.
+
+    `kill` drops every connection, `restart` comes back on the same port. ``log`` holds every request as a `Hit`;
+    ``in_flight`` and ``peak`` count those at once.
+
+    It serves ``/v1/chat/completions``, ``completions``, ``embeddings`` and ``models`` in OpenAI's form,
+    ``/v1/messages`` and ``/v1/messages/count_tokens`` in Anthropic's, each with its wire's limit headers.
     """
 
     def __init__(
@@ -41,6 +57,9 @@ class ScriptedProvider:
         text: str = "Hello, world.",
         service_time: float = 0.0,
         limits: Limits | None = None,
+        changes: Iterable[tuple[float, Limits]] = (),
+        tenant: Tenant | None = None,
+        tokens_per_character: float = 0.25,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -48,10 +67,13 @@ class ScriptedProvider:
         self.default = default or Reply()
         self.text = text
         self.service_time = service_time
+        self.tokens_per_character = tokens_per_character
         self.log: list[Hit] = []
         self.in_flight = 0
         self.peak = 0
-        self._limiter = Limiter(limits) if limits else None
+        self.started_at = 0.0
+        self._limiter = Limiter(limits or Limits(headers="none"), tenant)
+        self._changes = deque(sorted(changes, key=lambda change: change[0]))
         self._host = host
         self._port = port
         self._server: web.Server | None = None
@@ -59,12 +81,29 @@ class ScriptedProvider:
         self._thread: _ServingThread | None = None
 
     @property
+    def origin(self) -> str:
+        """The address that an Anthropic SDK takes as its ``base_url``."""
+        return f"http://{self._host}:{self._port}"
+
+    @property
     def base_url(self) -> str:
         """The address that an OpenAI SDK takes as its ``base_url``."""
-        return f"http://{self._host}:{self._port}/v1"
+        return f"{self.origin}/v1"
+
+    @property
+    def limits(self) -> Limits:
+        """What is enforced now. Assign to change it: what was left stays left, as far as it fits."""
+        return self._limiter.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limiter.change(limits)
 
     async def start(self) -> None:
         """Listen. The first time picks a port, unless one was given; later times take the same again."""
+        if not self.started_at:
+            self.started_at = time.monotonic()
+            self._limiter.start(self.started_at)
         self._server = web.Server(self._handle, handler_cancellation=True)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._server, self._host, self._port, reuse_address=True)
@@ -108,17 +147,17 @@ class ScriptedProvider:
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:
+            body = await request.read()
             hit = Hit(
                 at=time.monotonic(),
                 method=request.method,
                 path=request.path,
                 headers={name.lower(): value for name, value in request.headers.items()},
-                body=await request.read(),
+                body=body,
                 in_flight=self.in_flight,
             )
             self.log.append(hit)
             response = await self._answer(request, hit)
-            hit.status = response.status
             if not response.prepared:
                 await response.prepare(request)
                 await response.write_eof()
@@ -129,42 +168,57 @@ class ScriptedProvider:
 
     async def _answer(self, request: web.BaseRequest, hit: Hit) -> web.StreamResponse:
         payload = _payload(hit.body)
+        form = anthropic_form if "/messages" in hit.path else openai_form
+        self._change_limits(hit.at)
+        prompt, bound = count_tokens(payload, self.tokens_per_character), _most_output(payload)
+        metered = hit.method == "POST"
+        wait = self._limiter.admit(prompt, bound, hit.in_flight) if metered else None
         headers: dict[str, str] = {}
-        if self._limiter is not None and hit.method == "POST":
-            wait = self._limiter.admit(count_tokens(payload) + _max_output(payload), hit.in_flight)
-            headers = self._limiter.headers()
-            if wait is not None:
-                refusal = Reply.error(429, "rate_limit_exceeded", kind="requests", message="Too many requests.")
-                return _plain(refusal, {**headers, **self._limiter.hint(wait)}, refusal.body)
+        if metered and self.limits.headers == "limits":
+            headers = form.limit_headers(self._limiter.gauges())
+        if wait is not None:
+            refusal = form.refusal()
+            return _plain(hit, refusal, {**headers, **self._limiter.hint(wait)}, refusal.body)
+        hit.tokens = self._limiter.on_arrival(prompt, bound)["tokens"]
         reply = self.script.popleft() if self.script else self.default
         await asyncio.sleep(self.service_time + reply.delay)
         headers |= reply.headers
         if reply.drop:
             await _drop(request)
-        if reply.body is not None or reply.status != 200 or payload.get("stream") is not True:
-            body = whole_answer(hit.path, payload, self.text) if reply.body is None else reply.body
-            return _plain(reply, headers, body)
-        return await self._stream(request, hit, payload, reply, headers)
+        streams = reply.body is None and reply.status == 200 and payload.get("stream") is True
+        text = "".join(reply.stream.chunks) if streams else self.text
+        if metered and reply.body is None:
+            hit.tokens = self._limiter.settle(prompt, bound, output_tokens(text))["tokens"]
+        if streams:
+            events = form.events(hit.path, payload, reply.stream, prompt)
+            return await _stream(request, hit, reply, headers, events)
+        body = form.whole_answer(hit.path, payload, text, prompt) if reply.body is None else reply.body
+        return _plain(hit, reply, headers, body)
 
-    async def _stream(
-        self,
-        request: web.BaseRequest,
-        hit: Hit,
-        payload: Mapping[str, Any],
-        reply: Reply,
-        headers: Mapping[str, str],
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream", **headers})
-        await response.prepare(request)
-        for index, event in enumerate(events(hit.path, payload, reply.stream)):
-            if reply.stream.gap and index > 1:  # the first two are the role and the first chunk
-                await asyncio.sleep(reply.stream.gap)
-            if event is None:
-                await _drop(request)
-                break
-            await response.write(event)
-        await response.write_eof()
-        return response
+    def _change_limits(self, now: float) -> None:
+        while self._changes and self._changes[0][0] <= now - self.started_at:
+            self.limits = self._changes.popleft()[1]
+
+
+async def _stream(
+    request: web.BaseRequest,
+    hit: Hit,
+    reply: Reply,
+    headers: Mapping[str, str],
+    events: Iterator[bytes | None],
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream", **headers})
+    hit.status, hit.answered_at = response.status, time.monotonic()
+    await response.prepare(request)
+    for index, event in enumerate(events):
+        if reply.stream.gap and index > 1:  # the first two open the answer
+            await asyncio.sleep(reply.stream.gap)
+        if event is None:
+            await _drop(request)
+            break
+        await response.write(event)
+    await response.write_eof()
+    return response
 
 
 async def _drop(request: web.BaseRequest) -> None:
@@ -211,7 +265,8 @@ class _ServingThread(threading.Thread):
             await self._stopping.wait()
 
 
-def _plain(reply: Reply, headers: Mapping[str, str], body: Any) -> web.Response:
+def _plain(hit: Hit, reply: Reply, headers: Mapping[str, str], body: Any) -> web.Response:
+    hit.status, hit.answered_at = reply.status, time.monotonic()
     if isinstance(body, str | bytes):
         data, kind = body if isinstance(body, bytes) else body.encode(), "text/html; charset=utf-8"
     else:
@@ -227,6 +282,8 @@ def _payload(body: bytes) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _max_output(payload: Mapping[str, Any]) -> int:
-    bound = payload.get("max_completion_tokens", payload.get("max_tokens"))
-    return bound if isinstance(bound, int) else 0
+def _most_output(payload: Mapping[str, Any]) -> int:
+    bounds = (payload.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
+    bound = next((bound for bound in bounds if isinstance(bound, int)), 0)
+    answers = payload.get("n")
+    return bound * (answers if isinstance(answers, int) else 1)

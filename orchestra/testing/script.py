@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Hit", "Reply", "StreamScript"]
+__all__ = ["Hit", "Reply", "StreamScript", "count_tokens", "output_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,8 @@ class StreamScript:
     """How a streamed answer goes: a chunk for each of ``chunks``, ``gap`` seconds apart, then its end.
 
     ``drop_after=k`` closes the connection after k chunks, ``error_after=k`` sends ``error`` as an event instead of
-    the rest. ``usage`` sends the chunk with the usage (None: when the request asks for it); ``done`` sends the
-    last line, ``[DONE]``.
+    the rest. ``usage`` sends the usage (None: where the wire or the request asks for it); ``done`` sends the
+    last line, ``[DONE]``, or the last event, ``message_stop``.
     """
 
     chunks: Sequence[str] = ("Hello", ", ", "world", ".")
@@ -64,12 +64,21 @@ class Reply:
         error = {"message": message, "type": kind, "param": None, "code": code}
         return cls(status, headers or {}, {"error": error})
 
+    @classmethod
+    def anthropic_error(
+        cls, status: int, kind: str, message: str = "scripted", *, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """Return an answer in Anthropic's error form."""
+        error = {"type": kind, "message": message}
+        return cls(status, headers or {}, {"type": "error", "error": error, "request_id": "req_scripted"})
+
 
 @dataclass(slots=True)
 class Hit:
     """One request as it arrived. ``at`` is on the monotonic clock; ``in_flight`` counts itself.
 
-    ``completed`` turns True when the whole answer has been written; it stays False for a client that went away.
+    ``status`` is what it was answered with, at ``answered_at``. ``completed`` turns True when the whole answer has
+    been written; it stays False for a client that went away. ``tokens`` is what a limit counts for it in the end.
     """
 
     at: float
@@ -80,7 +89,22 @@ class Hit:
     in_flight: int
     status: int | None = None
     completed: bool = False
+    answered_at: float | None = None
+    tokens: float = 0.0
 
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+def count_tokens(payload: Mapping[str, Any], tokens_per_character: float = 0.25) -> int:
+    """Return the tokens that a request's prompt counts for: by the characters of its JSON, and one."""
+    prompt = payload.get("messages", payload.get("prompt", payload.get("input", "")))
+    system = payload.get("system", "")
+    characters = len(json.dumps(prompt)) + (len(json.dumps(system)) if system else 0)
+    return int(characters * tokens_per_character) + 1
+
+
+def output_tokens(text: str) -> int:
+    """Return the tokens that an answer's text counts for: a quarter of its characters."""
+    return max(1, len(text) // 4)

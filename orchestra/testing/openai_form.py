@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from orchestra.testing.script import StreamScript
+from orchestra.testing.limiter import Gauge
+from orchestra.testing.script import Reply, StreamScript, output_tokens
 
-__all__ = ["count_tokens", "events", "whole_answer"]
-
-
-def count_tokens(payload: Mapping[str, Any]) -> int:
-    """Return the prompt tokens that we report: a quarter of the prompt's JSON, and one."""
-    prompt = payload.get("messages", payload.get("prompt", payload.get("input", "")))
-    return len(json.dumps(prompt)) // 4 + 1
+__all__ = ["events", "limit_headers", "refusal", "whole_answer"]
 
 
-def whole_answer(path: str, payload: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return the answer of the endpoint at ``path``."""
+def whole_answer(path: str, payload: Mapping[str, Any], text: str, prompt: int) -> dict[str, Any]:
+    """Return the answer of the endpoint at ``path`` to a prompt of so many tokens."""
     model = payload.get("model", "scripted")
-    prompt, output = count_tokens(payload), max(1, len(text) // 4)
+    output = output_tokens(text)
     usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
     if path.endswith("/chat/completions"):
         message = {"role": "assistant", "content": text}
@@ -40,7 +35,7 @@ def whole_answer(path: str, payload: Mapping[str, Any], text: str) -> dict[str, 
     return {"object": "unknown"}
 
 
-def events(path: str, payload: Mapping[str, Any], script: StreamScript) -> Iterator[bytes | None]:
+def events(path: str, payload: Mapping[str, Any], script: StreamScript, prompt: int) -> Iterator[bytes | None]:
     """Yield the events of a streamed answer; None where the connection is to be dropped."""
     chat = path.endswith("/chat/completions")
     kind = "chat.completion.chunk" if chat else "text_completion"
@@ -65,10 +60,26 @@ def events(path: str, payload: Mapping[str, Any], script: StreamScript) -> Itera
         yield chunk({"content": text} if chat else text)
     yield chunk({} if chat else "", "stop")
     if script.usage if script.usage is not None else asked:
-        usage = whole_answer(path, payload, "".join(script.chunks))["usage"]
+        usage = whole_answer(path, payload, "".join(script.chunks), prompt)["usage"]
         yield _event(_envelope(kind, model, choices=[], usage=usage))
     if script.done:
         yield b"data: [DONE]\n\n"
+
+
+def refusal() -> Reply:
+    """Return what a limit answers."""
+    return Reply.error(429, "rate_limit_exceeded", kind="requests", message="Too many requests.")
+
+
+def limit_headers(gauges: Iterable[Gauge]) -> dict[str, str]:
+    """Return the headers that tell the state of every limit."""
+    headers = {}
+    for gauge in gauges:
+        name = gauge.metric.replace("_", "-")
+        headers[f"x-ratelimit-limit-{name}"] = str(int(gauge.limit))
+        headers[f"x-ratelimit-remaining-{name}"] = str(int(gauge.remaining))
+        headers[f"x-ratelimit-reset-{name}"] = f"{gauge.full_in:.3f}s"
+    return headers
 
 
 def _envelope(kind: str, model: Any, **rest: Any) -> dict[str, Any]:

@@ -1,0 +1,81 @@
+"""The default answers of a `ScriptedProvider`, in Anthropic's form.
+
+Source: platform.claude.com/docs, pages "Messages", "Streaming", "Rate limits" and "Errors".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from orchestra.testing.limiter import Gauge
+from orchestra.testing.script import Reply, StreamScript, output_tokens
+
+__all__ = ["events", "limit_headers", "refusal", "whole_answer"]
+
+
+def whole_answer(path: str, payload: Mapping[str, Any], text: str, prompt: int) -> dict[str, Any]:
+    """Return the answer of the endpoint at ``path`` to a prompt of so many tokens."""
+    if path.endswith("/count_tokens"):
+        return {"input_tokens": prompt}
+    content = [{"type": "text", "text": text, "citations": None}]
+    return _message(payload, content, prompt, output_tokens(text), stop="end_turn")
+
+
+def events(path: str, payload: Mapping[str, Any], script: StreamScript, prompt: int) -> Iterator[bytes | None]:
+    """Yield the events of a streamed answer; None where the connection is to be dropped."""
+    yield _event("message_start", message=_message(payload, [], prompt, 1, stop=None))
+    yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    for sent, text in enumerate(script.chunks):
+        if script.drop_after == sent:
+            yield None
+            return
+        if script.error_after == sent:
+            yield _event("error", error=dict(script.error))
+            return
+        yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+    yield _event("content_block_stop", index=0)
+    usage = {} if script.usage is False else {"usage": {"output_tokens": output_tokens("".join(script.chunks))}}
+    yield _event("message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None}, **usage)
+    if script.done:
+        yield _event("message_stop")
+
+
+def refusal() -> Reply:
+    """Return what a limit answers."""
+    return Reply.anthropic_error(429, "rate_limit_error", "This request would exceed your rate limit.")
+
+
+def limit_headers(gauges: Iterable[Gauge]) -> dict[str, str]:
+    """Return the headers that tell the state of every limit; what is left of tokens in whole thousands."""
+    headers = {}
+    for gauge in gauges:
+        prefix = f"anthropic-ratelimit-{gauge.metric.replace('_', '-')}"
+        remaining = int(gauge.remaining) if gauge.metric == "requests" else round(gauge.remaining, -3)
+        full_at = datetime.now(UTC) + timedelta(seconds=gauge.full_in)
+        headers[f"{prefix}-limit"] = str(int(gauge.limit))
+        headers[f"{prefix}-remaining"] = str(int(remaining))
+        headers[f"{prefix}-reset"] = full_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return headers
+
+
+def _message(
+    payload: Mapping[str, Any], content: list[Any], prompt: int, output: int, *, stop: str | None
+) -> dict[str, Any]:
+    cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {
+        "id": "msg_scripted",
+        "type": "message",
+        "role": "assistant",
+        "model": payload.get("model", "scripted"),
+        "content": content,
+        "stop_reason": stop,
+        "stop_sequence": None,
+        "usage": {"input_tokens": prompt, **cache, "output_tokens": output},
+    }
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields}, separators=(',', ':'))}\n\n".encode()
