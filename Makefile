@@ -8,7 +8,7 @@ MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format soak model setup setup-dev clean
+.PHONY: help demo test lint format soak bench-mixed bench-admission model setup setup-dev clean
 
 help:  ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -33,8 +33,14 @@ soak: setup-dev model  ## The long randomised tests, whole: an hour or more.
 	@echo "==> running the long tests, whole"
 	@$(BIN)/pytest -m soak --soak --timeout=0 $(ARGS)
 
+bench-mixed: setup-dev  ## Interactive and bulk calls through one account, ours and five other clients. ARGS='--help' tells more.
+	@$(BIN)/python benchmarks/mixed_load.py $(ARGS)
+
+bench-admission: setup-dev  ## What the budget costs: time a call, alone and behind 100,000 others, and memory a waiter.
+	@$(BIN)/python benchmarks/admission.py $(ARGS)
+
 clean:  ## Remove what was made here, the virtual environment included. The model's cache stays.
-	rm -rf .venv build dist demo-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist demo-output benchmark-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup:

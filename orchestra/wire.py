@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ssl
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -47,6 +48,10 @@ _NEVER_SENT = (
     httpx2.InvalidURL,
     UnicodeError,  # a header that is not Latin-1
 )
+_SHARD = 16
+"""Requests at once that one client carries."""
+_KEEP_ALIVE = 30.0
+"""Seconds for which a connection is kept that nothing uses."""
 _ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError)
 
 
@@ -96,20 +101,23 @@ class HttpWire:
         connect_timeout: float | None,
         read_timeout: float | None,
     ) -> WireResponse:
-        client = await self._client()
+        slot = await (await self._pool()).take()
         timeout = httpx2.Timeout(connect=connect_timeout, read=read_timeout, write=read_timeout, pool=None)
         try:
-            request = client.build_request(
+            request = slot.client.build_request(
                 method,
                 url,
                 headers=[(name, value) for name, value in headers if name not in _HOP_BY_HOP | _OURS],
                 content=body or None,
                 timeout=timeout,
             )
-            response = await client.send(request, stream=True)
-        except (*_ERRORS, UnicodeError) as error:
-            raise _failure(error, url) from None
-        return _wire_response(response, client.headers["accept-encoding"], url)
+            response = await slot.client.send(request, stream=True)
+        except BaseException as error:
+            slot.release()
+            if isinstance(error, (*_ERRORS, UnicodeError)):
+                raise _failure(error, url) from None
+            raise
+        return _wire_response(response, slot, url)
 
     async def aclose(self) -> None:
         """Close the pools of all loops. May be called again; a later `send` opens a new one."""
@@ -124,7 +132,7 @@ class HttpWire:
                 with contextlib.suppress(RuntimeError):  # it may close just now, and its pool with it
                     asyncio.run_coroutine_threadsafe(pool.aclose(), loop)
 
-    async def _client(self) -> httpx2.AsyncClient:
+    async def _pool(self) -> _Pool:
         loop = asyncio.get_running_loop()
         with self._lock:
             pool = self._pools.get(loop)
@@ -132,7 +140,8 @@ class HttpWire:
                 for dead in [one for one in self._pools if one.is_closed()]:
                     del self._pools[dead]
                 pool = self._pools[loop] = _Pool(lambda: self._forget(loop))
-        return await pool.open()
+        await pool.hold()
+        return pool
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
@@ -142,38 +151,82 @@ class HttpWire:
 class _Pool:
     """One loop's connections.
 
+    They are spread over as many clients as are needed, since a client's own work for a request grows with the
+    connections that it holds: it looks at each, and asks the system about those that are idle. The first client
+    that has room is taken, so that the last ones fall idle, and are closed.
+
     A suspended asynchronous generator holds them: a loop that shuts down (``asyncio.run`` does it in order)
     finishes its generators, and so closes the connections while it still can.
     """
 
     def __init__(self, on_close: Callable[[], None]) -> None:
-        self._client = httpx2.AsyncClient(
-            verify=_certificates(),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30),
-            follow_redirects=False,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-            headers={"user-agent": "orchestra-llm"},
-        )
+        self._shards = [_Shard()]
         self._on_close = on_close
         self._holder = self._hold()
         self._held = False
 
-    async def open(self) -> httpx2.AsyncClient:
+    async def hold(self) -> None:
+        """Let the loop hold it from now on."""
         if not self._held:
             self._held = True
             await anext(self._holder)
-        return self._client
+
+    async def take(self) -> _Slot:
+        """Take room for one request."""
+        while len(self._shards) > 1 and self._shards[-1].idle():
+            await self._shards.pop().client.aclose()
+        shard = next((one for one in self._shards if one.busy < _SHARD), None)
+        if shard is None:
+            self._shards.append(shard := _Shard())
+        return _Slot(shard)
 
     async def aclose(self) -> None:
         # The holder is left to the loop, which may be finishing it just now.
-        await self._client.aclose()
+        for shard in self._shards:
+            await shard.client.aclose()
 
     async def _hold(self) -> AsyncGenerator[None]:
         try:
             yield
         finally:
             self._on_close()
-            await self._client.aclose()
+            await self.aclose()
+
+
+class _Shard:
+    """A client, and how many requests it has under way."""
+
+    def __init__(self) -> None:
+        self.busy = 0
+        self.idle_since = 0.0
+        self.client = httpx2.AsyncClient(
+            verify=_certificates(),
+            limits=httpx2.Limits(
+                max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_ALIVE
+            ),
+            follow_redirects=False,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+            headers={"user-agent": "orchestra-llm"},
+        )
+
+    def idle(self) -> bool:
+        """Return whether it has been of no use for so long that its connections are not worth keeping."""
+        return not self.busy and time.monotonic() - self.idle_since > _KEEP_ALIVE
+
+
+class _Slot:
+    """Room for one request. Whoever has it releases it; more than once does nothing."""
+
+    def __init__(self, shard: _Shard) -> None:
+        shard.busy += 1
+        self.client = shard.client
+        self._shard: _Shard | None = shard
+
+    def release(self) -> None:
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.busy -= 1
+            shard.idle_since = time.monotonic()
 
 
 @cache
@@ -182,20 +235,30 @@ def _certificates() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def _wire_response(response: httpx2.Response, offered: str, url: str) -> WireResponse:
+def _wire_response(response: httpx2.Response, slot: _Slot, url: str) -> WireResponse:
     """Return the answer with a body as its headers say: decoded, unless its encoding was not offered."""
+
+    async def close() -> None:
+        try:
+            await response.aclose()
+        finally:
+            slot.release()
+
+    offered = slot.client.headers["accept-encoding"]
     codings = {coding.strip() for coding in response.headers.get("content-encoding", "").lower().split(",")} - {""}
     decode = bool(codings) and codings <= {coding.strip() for coding in offered.split(",")}
     dropped = _HOP_BY_HOP | ({"content-encoding", "content-length"} if decode else set())
     headers = tuple((name, value) for name, value in _lines(response) if name not in dropped)
-    return WireResponse(response.status_code, headers, _body(response, decode, url), response.aclose)
+    return WireResponse(response.status_code, headers, _body(response, close, decode, url), close)
 
 
 def _lines(response: httpx2.Response) -> list[tuple[str, str]]:
     return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.headers.raw]
 
 
-async def _body(response: httpx2.Response, decode: bool, url: str) -> AsyncGenerator[bytes]:
+async def _body(
+    response: httpx2.Response, close: Callable[[], Awaitable[None]], decode: bool, url: str
+) -> AsyncGenerator[bytes]:
     try:
         async for chunk in response.aiter_bytes() if decode else response.aiter_raw():
             if chunk:
@@ -203,7 +266,7 @@ async def _body(response: httpx2.Response, decode: bool, url: str) -> AsyncGener
     except _ERRORS as error:
         raise _failure(error, url) from None
     finally:
-        await response.aclose()
+        await close()
 
 
 def _failure(error: Exception, url: str) -> ConnectionFailed:

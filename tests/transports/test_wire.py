@@ -6,7 +6,9 @@ import asyncio
 import gzip
 
 import pytest
+from dispatch_lab import eventually
 
+from orchestra import wire as wire_module
 from orchestra.errors import ConnectionFailed
 from orchestra.testing import Reply, ScriptedProvider
 from orchestra.wire import HttpWire, WireResponse
@@ -105,3 +107,38 @@ async def test_it_may_be_closed_twice_and_used_again():
             await whole(await wire.send("GET", provider.base_url, (), b"", **BOUNDS))
             await wire.aclose()
             await wire.aclose()
+
+
+async def test_many_requests_are_spread_over_clients_and_idle_clients_closed(monkeypatch: pytest.MonkeyPatch):
+    pool = wire_module._Pool(lambda: None)
+    slots = [await pool.take() for _ in range(40)]
+    clients = list(dict.fromkeys(slot.client for slot in slots))
+    assert len(clients) == 3
+    for slot in slots[1:]:
+        slot.release()
+        slot.release()
+    assert (await pool.take()).client is clients[0]
+    monkeypatch.setattr(wire_module, "_KEEP_ALIVE", -1.0)
+    assert (await pool.take()).client is clients[0]
+    assert [client.is_closed for client in clients] == [False, True, True]
+    await pool.aclose()
+    assert clients[0].is_closed
+
+
+async def test_every_request_gives_its_room_back():
+    replies = [Reply(drop=True), Reply(status=503), Reply(), Reply(delay=5)]
+    async with ScriptedProvider(replies) as provider:
+        wire = HttpWire()
+        with pytest.raises(ConnectionFailed):
+            await wire.send("GET", provider.base_url, (), b"", **BOUNDS)
+        with pytest.raises(ConnectionFailed):
+            await wire.send("GET", "http://nobody.invalid/", (), b"", **BOUNDS)
+        await (await wire.send("GET", provider.base_url, (), b"", **BOUNDS)).aclose()
+        await whole(await wire.send("GET", provider.base_url, (), b"", **BOUNDS))
+        hanging = asyncio.ensure_future(wire.send("GET", provider.base_url, (), b"", **BOUNDS))
+        await eventually(lambda: len(provider.log) == 4)
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+        (pool,) = wire._pools.values()
+        assert [shard.busy for shard in pool._shards] == [0]
+        await wire.aclose()

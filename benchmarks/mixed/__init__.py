@@ -1,0 +1,1 @@
+"""One account under mixed load, carried by several clients in turn: the parts of ``benchmarks/mixed_load.py``."""
