@@ -35,7 +35,7 @@ from orchestra.policies.traffic import TrafficClass
 SIZES = (100, 1_000, 10_000, 100_000)
 CHARGE = Charge(tokens=150.0, input_tokens=100.0, output_tokens=50.0)
 AMPLE = LimitsConfig(requests_per_minute=1e9, tokens_per_minute=1e12)
-SCARCE = LimitsConfig(requests_per_minute=600.0, tokens_per_minute=1e9)
+SCARCE = LimitsConfig(requests_per_minute=600.0, tokens_per_minute=1e9, burst_seconds=1.0)
 INTERACTIVE, BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK
 
 

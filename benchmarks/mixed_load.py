@@ -38,6 +38,8 @@ def main() -> None:
         scenario = VARIANTS[name]
         if options.seconds is not None:
             scenario = replace(scenario, seconds=options.seconds)
+        if options.bulk is not None:
+            scenario = replace(scenario, bulk=options.bulk)
         clients = [CLIENTS[client] for client in options.only or CLIENTS if _fits(CLIENTS[client], scenario)]
         results, absent = _measure(scenario, clients, console)
         show(scenario, results, absent, console)
@@ -92,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only", action="append", choices=list(CLIENTS), metavar="CLIENT", help=f"of {', '.join(CLIENTS)}"
     )
     parser.add_argument("--seconds", type=float, help="how long the load goes on (default: the variant's)")
+    parser.add_argument("--bulk", type=int, help="how many bulk calls there are (default: 2000)")
     parser.add_argument("--out", default="benchmark-output", help="folder of the plots")
     return parser
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from mixed.scenario import VARIANTS, Scenario
+from mixed.scenario import CHUNK, VARIANTS, Scenario
 from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript, Tenant
 
 
@@ -29,8 +29,8 @@ def limits_of(scenario: Scenario, factor: float = 1.0) -> Limits:
 
 def provider_of(scenario: Scenario) -> ScriptedProvider:
     """Return the provider that a scenario describes."""
-    text = "word " * (scenario.output_tokens * 4 // 5)
-    chunks = [text[start : start + 16] for start in range(0, len(text), 16)]
+    text = scenario.text
+    chunks = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
     return ScriptedProvider(
         default=Reply(stream=StreamScript(chunks=chunks, gap=scenario.stream_gap)),
         text=text,

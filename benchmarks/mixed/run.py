@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mixed.peers import Client
@@ -68,9 +69,12 @@ def run(client: Client, scenario: Scenario) -> dict[str, Any]:
         server = Path(__file__).parent / "provider.py"
         provider = stack.enter_context(_Process([sys.executable, str(server), scenario.name]))
         address = provider.hear()
+        shared = None
+        if scenario.processes > 1:
+            shared = f"sqlite:{stack.enter_context(TemporaryDirectory())}/budget.db"
         clients = []
         for process in range(scenario.processes):
-            load = json.dumps(scenario.load(address["base_url"], process))
+            load = json.dumps(scenario.load(address["base_url"], process, shared))
             clients.append(stack.enter_context(_Process([*command, load])))
         for one in clients:
             one.hear()

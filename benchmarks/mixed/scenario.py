@@ -6,8 +6,10 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["VARIANTS", "WARM_UP", "Scenario", "Targets"]
+__all__ = ["CHUNK", "VARIANTS", "WARM_UP", "Scenario", "Targets"]
 
+CHUNK = 16
+"""Characters of a streamed answer that come at a time."""
 WARM_UP = 5.0
 """Seconds from the start after which the burst that a full account allows is spent."""
 
@@ -62,8 +64,13 @@ class Scenario:
     @property
     def service(self) -> float:
         """The seconds in which an unhindered call is answered."""
-        chunks = -(-(self.output_tokens * 4 // 5 * 5) // 16)
-        return self.service_time + self.stream_gap * chunks
+        chunks = -(-len(self.text) // CHUNK)
+        return self.service_time + self.stream_gap * (chunks - 1)
+
+    @property
+    def text(self) -> str:
+        """What every call is answered with."""
+        return "word " * (self.output_tokens * 4 // 5)
 
     @property
     def grace(self) -> float:
@@ -115,6 +122,7 @@ class Scenario:
         return next((factor for since, factor in reversed(self.changes) if since <= at), 1.0)
 
 
+FOREVER = 1e9
 _MIXED = Targets(p50=0.015, p99=0.05, refused=0.005, used=0.98, of_best_peer=0.95)
 
 VARIANTS = {
@@ -135,6 +143,13 @@ VARIANTS = {
         ),
         Scenario("loops", "two event loops, in two threads, share the account", _MIXED, loops=2, fits="ours"),
         Scenario(
+            "processes",
+            "four processes share the account through SQLite",
+            Targets(p99=0.25, used=0.93, refused=0.0),
+            processes=4,
+            fits="ours",
+        ),
+        Scenario(
             "estimates-low",
             "prompts count three times what their characters say",
             Targets(),
@@ -146,6 +161,45 @@ VARIANTS = {
             Targets(),
             tokens_per_minute=30_000.0,
             tokens_per_character=0.25 / 3,
+        ),
+        Scenario(
+            "untold",
+            "the client is not told the limits, answers tell them",
+            Targets(p99=0.5, refused=0.02, used=0.93),
+            told=False,
+            fits="untold",
+        ),
+        Scenario(
+            "tenant",
+            "another tenant takes 40 % of the account, steadily",
+            Targets(p99=0.1, refused=0.005, used=0.95),
+            tenant=(0.4, FOREVER, 0.0),
+        ),
+        Scenario(
+            "tenant-alternating",
+            "another tenant takes 80 % for 10 s, then nothing for 10 s, and so on",
+            Targets(p99=1.5, refused=0.02, used=0.85),
+            tenant=(0.8, 10.0, 10.0),
+            seconds=60.0,
+        ),
+        Scenario(
+            "changing",
+            "the limits halve, then double; the client is not told",
+            Targets(refused=0.03, used=0.9),
+            told=False,
+            changes=((20.0, 0.5), (50.0, 1.0)),
+            settle=15.0,
+            seconds=80.0,
+            fits="untold",
+        ),
+        Scenario(
+            "silent",
+            "the client is not told the limits, and no answer tells anything",
+            Targets(refused=0.05, used=0.85),
+            told=False,
+            headers="none",
+            settle=10.0,
+            fits="untold",
         ),
     )
 }

@@ -211,7 +211,7 @@ async def _stream(
     hit.status, hit.answered_at = response.status, time.monotonic()
     await response.prepare(request)
     for index, event in enumerate(events):
-        if reply.stream.gap and index > 1:  # the first two open the answer
+        if reply.stream.gap and 1 < index <= len(reply.stream.chunks):  # what opens and ends it comes at once
             await asyncio.sleep(reply.stream.gap)
         if event is None:
             await _drop(request)

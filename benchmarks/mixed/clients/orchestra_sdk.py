@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import cache
@@ -22,17 +23,20 @@ def settings(load: Load) -> dict[str, Any]:
 
 
 @cache
-def shared_by_all_loops(load: str) -> orchestra.Orchestra:
-    return orchestra.Orchestra.from_config(settings(_loads[load]))
+def orchestra_of(base_url: str) -> orchestra.Orchestra:
+    """Return the one that all loops share."""
+    return orchestra.Orchestra.from_config(settings(loads[base_url]))
 
 
-_loads: dict[str, Load] = {}
+loads: dict[str, Load] = {}
+lock = threading.Lock()
 
 
 @asynccontextmanager
 async def connect(load: Load) -> AsyncIterator[Ask]:
-    _loads[load.base_url] = load
-    orc = shared_by_all_loops(load.base_url)
+    with lock:
+        loads[load.base_url] = load
+        orc = orchestra_of(load.base_url)
     client = openai.AsyncOpenAI(base_url=load.base_url, api_key="any", http_client=orc.http_client())
 
     async def ask(prompt: str, interactive: bool) -> None:
