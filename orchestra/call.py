@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["ORIGIN", "Call", "Charge", "Headers", "Outcome", "Usage"]
+__all__ = ["ORIGIN", "Call", "Charge", "Headers", "Outcome", "RateLimit", "Usage"]
 
 ORIGIN = "https://orchestra.invalid"
 """The host of calls that we originate. It names nobody (RFC 6761), so nothing can be sent there by mistake."""
@@ -110,6 +110,24 @@ class Usage:
     output_tokens: int = 0
     cached_tokens: int = 0
     certainty: Literal["known", "estimated", "unknown"] = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What an answer said about one limit of its account, whatever the provider's spelling.
+
+    ``limit`` units of ``metric`` are allowed in ``window`` seconds; ``remaining`` of them were left; in ``reset``
+    seconds all are back. None is unknown, never zero. ``name`` tells the limit from others of its metric;
+    ``resolution`` is the unit to which ``remaining`` is rounded.
+    """
+
+    metric: Literal["requests", "tokens", "input_tokens", "output_tokens"]
+    limit: float | None
+    remaining: float | None = None
+    reset: float | None = None
+    window: float = 60.0
+    name: str = ""
+    resolution: float = 1.0
 
 
 async def _nothing() -> None:

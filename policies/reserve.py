@@ -22,15 +22,23 @@ class Reserve:
 
     A limit that refills loses nothing by a standing headroom: bulk still gets the whole refill while interactive
     is quiet. Slots left free are work not done, so there ``least`` should be 0.
+
+    ``level`` is the `share` that an earlier one had come to, which this one goes on from.
     """
 
     __slots__ = ("_at", "_least", "_level", "_most")
 
     def __init__(
-        self, setting: Literal["auto"] | float = "auto", *, least: float = _START, now: float = 0.0
+        self,
+        setting: Literal["auto"] | float = "auto",
+        *,
+        least: float = _START,
+        level: float | None = None,
+        now: float = 0.0,
     ) -> None:
         if setting == "auto":
-            self._level, self._least, self._most = _START, min(least, _START), _MOST
+            self._level = _START if level is None else level
+            self._least, self._most = min(least, _START), _MOST
         elif isinstance(setting, int | float) and not isinstance(setting, bool) and 0 <= setting < 1:
             self._level = self._least = self._most = float(setting)
         else:

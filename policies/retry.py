@@ -40,7 +40,9 @@ class Fault:
 
     ``retry_after`` is the wait that the provider demands, in seconds, a floor under any delay of ours; None where
     it demands none. ``elsewhere`` says that another route is the better bet. ``unhealthy`` counts against the
-    route's breaker: a refusal to serve this caller just now does not, a failure to answer does.
+    route's breaker: a refusal to serve this caller just now does not, a failure to answer does. ``throttled`` says
+    that the account asked for more than it may have; ``pause`` is then for how many seconds the provider said, in
+    so many words, that it should ask for nothing.
     """
 
     recovery: Recovery
@@ -48,6 +50,8 @@ class Fault:
     retry_after: float | None = None
     elsewhere: bool = False
     unhealthy: bool = False
+    throttled: bool = False
+    pause: float | None = None
 
 
 class wait_full_jitter(wait_base):  # noqa: N801 - named as tenacity names its strategies

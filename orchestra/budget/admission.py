@@ -17,9 +17,10 @@ from typing import Literal
 
 from orchestra.budget.bucket import Bucket
 from orchestra.budget.dimension import Dimension
+from orchestra.budget.learning import Learning
 from orchestra.budget.line import Line
 from orchestra.budget.ticket import State, Ticket
-from orchestra.call import Charge
+from orchestra.call import Charge, RateLimit
 from orchestra.durations import format_duration
 from orchestra.errors import AdmissionError, AdmissionTimeout, BudgetExceeded, QueueFull
 from orchestra.policies.heap import Heap
@@ -64,7 +65,9 @@ class Decision:
 class Admission:
     """The gate of one pool.
 
-    ``reserve`` is ``"auto"`` or a share; ``max_waiting`` bounds the queue of each class (retries are exempt).
+    ``reserve`` is ``"auto"`` or a share; ``max_waiting`` bounds the queue of each class (retries are exempt);
+    ``careful`` feels its way, because nothing is known of the account; ``dimension`` is the kind of dimension to
+    make of the buckets. What the answers teach stands beside the given limits, in `learning`.
     A concurrency limit is always there, infinite where none is given: it counts the calls in flight.
     """
 
@@ -75,6 +78,8 @@ class Admission:
         reserve: Literal["auto"] | float = "auto",
         bulk_min_share: float = 0.0,
         max_waiting: int | None = None,
+        careful: bool = False,
+        dimension: type[Dimension] = Dimension,
         now: float = 0.0,
     ) -> None:
         if max_waiting is not None and (isinstance(max_waiting, bool) or not max_waiting >= 0):
@@ -87,12 +92,14 @@ class Admission:
         self.interactive = Line(TrafficClass.INTERACTIVE, lateness=_INTERACTIVE_LATENESS)
         self.bulk = Line(TrafficClass.BULK, lateness=_BULK_LATENESS)
         self._reserve: Literal["auto"] | float = reserve
+        self._dimension = dimension
         self._min_share = BulkMinShare(bulk_min_share, now=now)
         self._max_waiting = math.inf if max_waiting is None else max_waiting
         self._expiries: Heap[Ticket] = Heap()
         self._fresh: list[Ticket] = []
         self._failed: list[Ticket] = []
         self._usual_hold = 0.0
+        self.learning = Learning(reserve=reserve, careful=careful, now=now)
         self.set_limits(buckets, now)
 
     def line(self, traffic: TrafficClass) -> Line:
@@ -110,9 +117,25 @@ class Admission:
             if metric in present:
                 present[metric].bucket.resize(bucket.capacity, bucket.rate, now)
             else:
-                present[metric] = Dimension(bucket, self._reserve, now)
+                present[metric] = self._dimension(bucket, self._reserve, now)
         if [*wanted] != [dimension.metric for dimension in self.dimensions]:
             self.dimensions = tuple(present[metric] for metric in wanted)
+        self._in_force = (*self.dimensions, *self.learning.dimensions)
+
+    def answered(self, ticket: Ticket, told: Iterable[RateLimit], now: float, *, ok: bool) -> None:
+        """Learn from the answer to a call. ``ok``: it is a success, no error of the server's or the caller's."""
+        if ticket.stamp is not None:
+            self.learning.answered(ticket.stamp, told, self._in_flight(), now, ok=ok)
+            self._in_force = (*self.dimensions, *self.learning.dimensions)
+
+    def throttled(self, ticket: Ticket, told: Iterable[RateLimit], pause: float | None, now: float) -> None:
+        """Learn that a call was turned away for want of room, and pause for as long as the provider asked for."""
+        if pause:
+            self.pause(now + pause, "Retry-After")
+        if ticket.stamp is not None:
+            flying, hinted = self._in_flight(), pause is not None
+            self.learning.throttled(ticket.stamp, ticket.charge, told, flying, now, hinted=hinted)
+            self._in_force = (*self.dimensions, *self.learning.dimensions)
 
     def pause(self, until: float, reason: str) -> None:
         """Grant nothing before ``until`` (infinity: before `resume`). The longest of several pauses counts.
@@ -148,6 +171,7 @@ class Admission:
             return
         ticket.state = _OVER
         charge = ticket.charge
+        self.learning.ended(charge)
         for dimension in ticket.held_in:
             dimension.bucket.settle(dimension.amount(charge), dimension.spent(spent), now)
         self.line(ticket.traffic).in_use -= 1
@@ -229,19 +253,22 @@ class Admission:
         reason, delay = "", 0.0
         charge = ticket.charge
         spares = ticket.traffic is _BULK and not owed
-        for dimension in self.dimensions:
+        for dimension in self._in_force:
             bucket = dimension.bucket
-            if bucket.capacity < math.inf:
+            if bucket.capacity < math.inf and (spares or not dimension.for_bulk):
                 floor = dimension.floor(now) if spares else 0.0
                 wait = bucket.time_until(dimension.amount(charge), floor, now)
                 if wait > delay:
-                    reason, delay = dimension.metric, wait
+                    reason, delay = dimension.name, wait
         return reason, now + delay
+
+    def _in_flight(self) -> int:
+        return self.interactive.in_use + self.bulk.in_use
 
     def _cost(self, ticket: Ticket) -> float:
         """Return the seconds of refill that a call takes, of the limit of which it takes most."""
         cost = _LEAST_COST
-        for dimension in self.dimensions:
+        for dimension in self._in_force:
             rate = dimension.bucket.rate
             if rate:
                 cost = max(cost, dimension.amount(ticket.charge) / rate)
@@ -258,18 +285,21 @@ class Admission:
     def _note_demand(self, ticket: Ticket, now: float) -> None:
         if ticket.traffic is _INTERACTIVE:
             busy = self.interactive.in_use + self.interactive.waiting + 1
-            for dimension in self.dimensions:
+            for dimension in self._in_force:
                 dimension.ask(ticket.charge, busy, now)
 
     def _grant(self, ticket: Ticket, owed: bool, now: float) -> None:
         self._forget_expiry(ticket)
         ticket.granted_at = now
-        ticket.held_in = self.dimensions
-        for dimension in self.dimensions:
+        ticket.held_in = self._in_force
+        for dimension in self._in_force:
             dimension.bucket.reserve(dimension.amount(ticket.charge), now)
         line = self.line(ticket.traffic)
         line.in_use += 1
         line.granted += 1
+        ticket.stamp = self.learning.departed(
+            ticket.charge, self._in_flight(), now, spares=ticket.traffic is _BULK and not owed
+        )
         if self._min_share and ticket.traffic is _BULK:
             self._min_share.spend(self._cost(ticket), now, owed=owed)
         ticket.state = _GRANTED  # last: from now on its owner may see it
@@ -289,12 +319,12 @@ class Admission:
 
     def _fail_if_hopeless(self, ticket: Ticket, now: float) -> bool:
         """Fail a call that cannot go within its bound whatever comes back. Return whether it was so."""
-        for dimension in self.dimensions:
+        for dimension in self._in_force:
             amount = dimension.amount(ticket.charge)
             least = dimension.bucket.least_wait(amount, now)
             if least == math.inf:
                 self._fail(
-                    ticket, BudgetExceeded(f"no {dimension.metric} are left for a call that takes {amount:g}")
+                    ticket, BudgetExceeded(f"no {dimension.name} are left for a call that takes {amount:g}")
                 )
                 return True
             if now + least > ticket.bound:
@@ -324,7 +354,7 @@ class Admission:
         cost = sum(line.backlog for line in lines)
         calls = sum(line.waiting for line in lines)
         wait = 0.0
-        for dimension in self.dimensions:
+        for dimension in self._in_force:
             bucket = dimension.bucket
             available = bucket.available(now)
             if bucket.rate:

@@ -84,6 +84,12 @@ class Bucket:
         self._used = used if used > 0 else 0.0
         self.reserved -= reserved
 
+    def set_available(self, available: float, now: float) -> None:
+        """Put right how much is left, as far as it fits. What is reserved stays reserved."""
+        used = self.capacity - available
+        self._used = used if used > 0 else 0.0
+        self._at = max(self._at, now)
+
     def resize(self, capacity: float, rate: float, now: float) -> None:
         """Change the limit. What was there stays, as far as it fits; slots in use stay in use.
 

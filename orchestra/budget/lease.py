@@ -27,26 +27,26 @@ class Lease:
     without an end is kept too, by its finalizer. All of this is safe from any thread, and in a finalizer.
     """
 
-    __slots__ = ("_end", "_ticket", "ended")
+    __slots__ = ("_end", "ended", "ticket")
 
     def __init__(self, ticket: Ticket, end: Callable[[Ticket, Charge], None]) -> None:
-        self._ticket = ticket
+        self.ticket = ticket
         self._end = end
         self.ended = False
 
     @property
     def charge(self) -> Charge:
         """What was reserved."""
-        return self._ticket.charge
+        return self.ticket.charge
 
     @property
     def traffic(self) -> TrafficClass:
-        return self._ticket.traffic
+        return self.ticket.traffic
 
     @property
     def waited(self) -> float:
         """How many seconds the call waited for admission."""
-        return self._ticket.granted_at - self._ticket.entered_at
+        return self.ticket.granted_at - self.ticket.entered_at
 
     def settle(self, spent: Charge) -> None:
         """End it with what the provider counted.
@@ -62,7 +62,7 @@ class Lease:
 
     def keep(self) -> None:
         """End it with all of its charge spent."""
-        self._finish(self._ticket.charge)
+        self._finish(self.ticket.charge)
 
     def __enter__(self) -> Lease:
         return self
@@ -82,4 +82,4 @@ class Lease:
     def _finish(self, spent: Charge) -> None:
         if not self.ended:
             self.ended = True
-            self._end(self._ticket, spent)
+            self._end(self.ticket, spent)

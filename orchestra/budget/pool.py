@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from orchestra.budget.alarm import CallAt, call_at
 from orchestra.budget.bucket import Bucket, Metric
 from orchestra.budget.lease import Lease
 from orchestra.budget.ticket import Ticket
-from orchestra.call import Charge
+from orchestra.call import Charge, RateLimit
 from orchestra.config import LimitsConfig, TrafficConfig
 from orchestra.policies.traffic import TrafficClass
 
@@ -61,6 +61,7 @@ class Pool:
             reserve=traffic.interactive_reserve,
             bulk_min_share=traffic.bulk_min_share,
             max_waiting=max_waiting,
+            careful=not _tells(limits),
             now=now,
         )
         self._clock = clock
@@ -130,6 +131,21 @@ class Pool:
             self._post(partial(self._admission.withdraw, ticket))
             raise
         return self._admit(ticket)
+
+    def observe(self, lease: Lease, told: Sequence[RateLimit], *, ok: bool = True) -> None:
+        """Learn from the answer to the call of ``lease``: what its headers ``told``, and whether it is a success.
+
+        Only what the provider answers counts: an answer of somebody else's, or none, teaches nothing.
+        """
+        self._post(lambda now: self._admission.answered(lease.ticket, told, now, ok=ok))
+
+    def throttled(self, lease: Lease, told: Sequence[RateLimit], *, pause: float | None = None) -> None:
+        """Learn that the provider turned a call away because the account asked for too much (429).
+
+        ``pause``: for how many seconds it said to ask for nothing; nobody is let in meanwhile. End the lease
+        first: what is left by the headers does not count what was refused.
+        """
+        self._post(lambda now: self._admission.throttled(lease.ticket, told, pause, now))
 
     def pause(self, until: float, reason: str) -> None:
         """Let nobody in before ``until``, an instant of the pool's clock: Retry-After, or a quota that is used up.
@@ -234,6 +250,10 @@ def _set_results(futures: list[asyncio.Future[None]]) -> None:
         _set_result(future)
 
 
+def _tells(limits: LimitsConfig | None) -> bool:
+    return limits is not None and bool(_buckets(limits, 0.0))
+
+
 def _buckets(limits: LimitsConfig | None, now: float) -> list[Bucket]:
     if limits is None:
         return []
@@ -258,10 +278,12 @@ def _is_idle(admission: Admission, now: float) -> bool:
 
 def _describe(admission: Admission, now: float) -> dict[str, Any]:
     dimensions = {}
-    for dimension in admission.dimensions:
+    learned = admission.learning.dimensions
+    for dimension in (*admission.dimensions, *learned):
         bucket = dimension.bucket
         finite = bucket.capacity < math.inf
-        dimensions[dimension.metric] = {
+        dimensions[dimension.name] = {
+            "source": "learned" if dimension in learned else "configured" if finite else None,
             "limit": bucket.rate * 60.0 if bucket.rate else bucket.capacity if finite else None,
             "capacity": bucket.capacity if finite else None,
             "available": bucket.available(now) if finite else None,

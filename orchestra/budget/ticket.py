@@ -12,6 +12,7 @@ from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:
     from orchestra.budget.dimension import Dimension
+    from orchestra.budget.learning import Stamp
     from orchestra.policies.fairness import Place
     from orchestra.policies.heap import Entry
 
@@ -53,6 +54,7 @@ class Ticket:
         "owner",
         "place",
         "queue_bound",
+        "stamp",
         "state",
         "traffic",
     )
@@ -95,6 +97,7 @@ class Ticket:
         self.place: Place[Ticket] | None = None
         self.expiry: Entry | None = None
         self.held_in: tuple[Dimension, ...] = ()
+        self.stamp: Stamp | None = None
 
     @property
     def decided(self) -> bool:

@@ -50,8 +50,8 @@ weights = "smollm2-135m"
 # "env:NAME", "file:PATH", or the key itself. Without it the caller's own key is used, towards its own host only.
 # api_key = "env:OPENAI_API_KEY"
 
-# Limits of the account. All models whose name matches one of the patterns share them. What you leave out is not
-# limited here. A provider may have several such sections.
+# Limits of the account. All models whose name matches one of the patterns share them. What you leave out is
+# learned from the answers; what you set is never exceeded. A provider may have several such sections.
 # [[providers.openai.limits]]
 # models = ["gpt-*"]
 # requests_per_minute = 600
@@ -77,8 +77,10 @@ interactive_reserve = "auto"
 bulk_min_share = 0.0
 
 [budget]
-# Where the budget lives. "memory": in this process.
+# Who shares the budget. "memory": this process alone. "sqlite:PATH": all processes of this machine that name the
+# same file (web workers, a nightly job); it is made where it is missing, and belongs on a local disk.
 backend = "memory"
+# backend = "sqlite:.orchestra/budget.db"
 
 [bulk]
 # The SQLite file that holds bulk jobs: every line, its state and its answer.

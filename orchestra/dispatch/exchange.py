@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from orchestra.budget import Budget, Lease, Pool
-from orchestra.call import Call, Charge, Outcome, Usage
+from orchestra.call import Call, Charge, Outcome, RateLimit, Usage
 from orchestra.dispatch.answer_body import AnswerBody, End
 from orchestra.dispatch.route_table import Target
 from orchestra.errors import ConnectionFailed, OrchestraError, ProviderError
@@ -135,8 +135,10 @@ class Exchange:
                     await response.aclose()
 
     async def _read(self, response: WireResponse) -> Outcome | Failed:
+        told = self._provider.limits(response.headers, self._wall())
         if not 200 <= response.status < 300:
-            return await self._read_error(response)
+            return await self._read_error(response, told)
+        self._pool.observe(self._leased(), told)
         if self._call.streams or self._endpoint is Endpoint.OTHER:
             return await self._open_stream(response)
         body = await _whole(response)
@@ -144,11 +146,16 @@ class Exchange:
         self._end("complete", usage)
         return Outcome(response.status, response.headers, _once(body), self._target.name, usage=usage)
 
-    async def _read_error(self, response: WireResponse) -> Failed:
+    async def _read_error(self, response: WireResponse, told: list[RateLimit]) -> Failed:
         body = await _whole(response)
         # What a provider refuses counts as a request, and uses no tokens.
-        self._take_lease().settle(Charge(requests=self._charge.requests))
+        lease = self._take_lease()
+        lease.settle(Charge(requests=self._charge.requests))
         fault = self._provider.fault(response.status, response.headers, body, self._wall())
+        if fault.throttled:
+            self._pool.throttled(lease, told, pause=fault.pause)
+        else:
+            self._pool.observe(lease, told, ok=False)
         error = ProviderError(
             f"{self._target.name} answered {fault.reason}",
             status=response.status,
@@ -184,6 +191,10 @@ class Exchange:
                 raise ConnectionFailed("the stream ended before any content", sent=True)
         headers = tuple(line for line in response.headers if line[0] != "content-length")
         if reader.fault is not None and not reader.started:
+            if reader.fault.throttled:
+                lease = self._take_lease()
+                lease.settle(Charge(requests=self._charge.requests))
+                self._pool.throttled(lease, [], pause=reader.fault.pause)
             error = ProviderError(
                 f"{self._target.name} answered {reader.fault.reason}", status=response.status, body=held
             )
@@ -216,10 +227,13 @@ class Exchange:
             self._on_broken()
 
     def _take_lease(self) -> Lease:
-        lease, self._lease = self._lease, None
-        if lease is None:
-            raise RuntimeError("a lease ends once")
+        lease, self._lease = self._leased(), None
         return lease
+
+    def _leased(self) -> Lease:
+        if self._lease is None:
+            raise RuntimeError("the lease has ended")
+        return self._lease
 
     def _time_left(self) -> float | None:
         return None if self._call.expires_at is None else max(0.0, self._call.expires_at - self._clock())

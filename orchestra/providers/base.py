@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from orchestra.call import Charge, Headers, Usage
+from orchestra.call import Charge, Headers, RateLimit, Usage
 from orchestra.policies.retry import Fault
+from orchestra.providers.hints import read_limits
 
 __all__ = ["Endpoint", "FormatError", "Provider", "StreamReader"]
 
@@ -78,6 +79,10 @@ class Provider(ABC):
     @abstractmethod
     def fault(self, status: int, headers: Headers, body: bytes, now: float) -> Fault:
         """Read an answer that is no success. ``now`` is unix time, for hints that are dates."""
+
+    def limits(self, headers: Headers, now: float) -> list[RateLimit]:
+        """Read what an answer, success or not, tells about the account's limits. ``now`` is unix time."""
+        return read_limits(headers, now)
 
     @abstractmethod
     def usage(self, endpoint: Endpoint, body: bytes) -> Usage:

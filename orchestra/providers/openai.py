@@ -16,7 +16,7 @@ from orchestra.call import Charge, Headers, Usage
 from orchestra.policies.retry import Fault, Recovery
 from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader
 from orchestra.providers.estimate import estimate_tokens
-from orchestra.providers.hints import retry_after
+from orchestra.providers.hints import demanded_wait, retry_after
 from orchestra.providers.openai_stream import (
     ChatStreamReader,
     PlainStreamReader,
@@ -181,12 +181,16 @@ def _fault(status: int, headers: Headers, error: Mapping[str, Any], now: float) 
     if _QUOTA_CODES.intersection(words):
         return Fault(Recovery.PAUSE, reason, elsewhere=True)
     if status in _RETRYABLE or status in _OVERLOADED:
+        # A tier that is full is nothing that the account did.
+        throttled = status == 429 and "resource_unavailable" not in words
         return Fault(
             Recovery.RETRY,
             reason,
             retry_after=retry_after(headers, error, now),
             elsewhere=status in _OVERLOADED,
             unhealthy=status >= 500,
+            throttled=throttled,
+            pause=demanded_wait(headers, error, now) if throttled else None,
         )
     return Fault(Recovery.NONE, reason)
 

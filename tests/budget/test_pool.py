@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from orchestra.budget import Pool
-from orchestra.call import Charge
+from orchestra.call import Charge, RateLimit
 from orchestra.config import LimitsConfig, TrafficConfig
 from orchestra.errors import AdmissionTimeout, BudgetExceeded, QueueFull
 from orchestra.policies.traffic import TrafficClass
@@ -244,6 +244,7 @@ async def test_the_snapshot_tells_all_and_is_plain(clock):
     await settle_down()
     state = json.loads(json.dumps(pool.snapshot()))
     assert state["dimensions"]["tokens"] == {
+        "source": "configured",
         "limit": 6000.0,
         "capacity": 6000.0,
         "available": 0.0,
@@ -268,16 +269,48 @@ async def test_the_snapshot_tells_all_and_is_plain(clock):
     assert state["spent"] == {"requests": 2.0, "tokens": 100.0, "input_tokens": 0.0, "output_tokens": 0.0}
 
 
-async def test_a_pool_without_limits_lets_everybody_in_and_counts():
+async def test_a_pool_without_limits_lets_people_in_and_counts():
     pool = Pool()
-    leases = await asyncio.gather(*(pool.acquire(Charge(tokens=9.0), traffic=BULK) for _ in range(3000)))
-    assert pool.snapshot()["in_use"]["bulk"] == 3000
+    leases = await asyncio.gather(*(pool.acquire(Charge(tokens=9.0), traffic=INTERACTIVE) for _ in range(3000)))
+    assert pool.snapshot()["in_use"]["interactive"] == 3000
     for lease in leases:
         assert not pool.is_idle()
         lease.keep()
     assert pool.is_idle()
     assert pool.snapshot()["spent"]["tokens"] == 27000.0
     assert pool.snapshot()["dimensions"]["concurrency"]["limit"] is None
+
+
+async def test_what_answers_teach_is_told_apart_from_what_is_configured(clock):
+    pool = make(clock, requests_per_minute=6000.0)
+    told = [RateLimit("requests", 600.0, 59.0, 0.1, name="requests")]
+    lease = await pool.acquire(ONE, traffic=INTERACTIVE)
+    pool.observe(lease, told)
+    lease.settle(ONE)
+    dimensions = json.loads(json.dumps(pool.snapshot()))["dimensions"]
+    assert {name: one["source"] for name, one in dimensions.items()} == {
+        "requests": "configured",
+        "concurrency": None,
+        "requests (learned)": "learned",
+    }
+    assert (dimensions["requests"]["limit"], dimensions["requests (learned)"]["limit"]) == (6000.0, 600.0)
+    assert pool.is_idle() is False, "a used request comes back first"
+    await clock.advance(1.0)
+    assert pool.is_idle(), "what is learned is learned again"
+
+
+async def test_a_refusal_with_a_hint_holds_everybody_back(clock):
+    pool = make(clock, requests_per_minute=6000.0)
+    lease = await pool.acquire(ONE, traffic=BULK)
+    lease.settle(ONE)
+    pool.throttled(lease, [], pause=3.0)
+    tasks = [asyncio.create_task(pool.acquire(ONE, traffic=traffic)) for traffic in (BULK, INTERACTIVE)]
+    await clock.advance(2.9)
+    assert not any(task.done() for task in tasks)
+    assert pool.snapshot()["paused"] == {"reason": "Retry-After", "seconds": pytest.approx(0.1)}
+    await clock.advance(0.2)
+    for task in tasks:
+        (await task).settle(ONE)
 
 
 async def test_the_loop_never_stalls_while_many_contend():
