@@ -13,14 +13,14 @@ import ssl
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Protocol
 
 import httpx2
 
 from orchestra.call import Headers
-from orchestra.errors import ConnectionFailed
+from orchestra.errors import ConnectionFailed, InputError
 
 __all__ = ["HttpWire", "Wire", "WireResponse"]
 
@@ -42,12 +42,14 @@ _NEVER_SENT = (
     httpx2.ConnectTimeout,
     httpx2.PoolTimeout,
     httpx2.ProxyError,
+)
+_UNSENDABLE = (
     httpx2.UnsupportedProtocol,
-    httpx2.LocalProtocolError,
+    httpx2.LocalProtocolError,  # a header with a line end in it
     httpx2.InvalidURL,
     UnicodeError,  # a header that is not Latin-1
 )
-_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError)
+_ERRORS = (httpx2.HTTPError, httpx2.StreamError)
 
 
 @dataclass(slots=True)
@@ -61,7 +63,10 @@ class WireResponse:
 
 
 class Wire(Protocol):
-    """What sends requests. Every failure is a `ConnectionFailed`, from `send` and from reading the body alike."""
+    """What sends requests. A failure is a `ConnectionFailed`, from `send` and from reading the body alike.
+
+    A request that can be written to no wire is an `InputError`: it fails again however often it is tried.
+    """
 
     async def send(
         self,
@@ -102,12 +107,19 @@ class HttpWire:
             request = client.build_request(
                 method,
                 url,
-                headers=[(name, value) for name, value in headers if name not in _HOP_BY_HOP | _OURS],
+                headers=[
+                    (name.encode("latin-1"), value.encode("latin-1"))
+                    for name, value in headers
+                    if name not in _HOP_BY_HOP | _OURS
+                ],
                 content=body or None,
                 timeout=timeout,
             )
             response = await client.send(request, stream=True)
-        except (*_ERRORS, UnicodeError) as error:
+        except _UNSENDABLE as error:
+            told = f"{type(error).__name__} at {_host(url)}"
+            raise InputError(f"the request's address or one of its headers cannot be sent ({told})") from None
+        except _ERRORS as error:
             raise _failure(error, url) from None
         return _wire_response(response, client.headers["accept-encoding"], url)
 
@@ -131,12 +143,13 @@ class HttpWire:
             if pool is None:
                 for dead in [one for one in self._pools if one.is_closed()]:
                     del self._pools[dead]
-                pool = self._pools[loop] = _Pool(lambda: self._forget(loop))
+                pool = self._pools[loop] = _Pool(partial(self._forget, loop))
         return await pool.open()
 
-    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _forget(self, loop: asyncio.AbstractEventLoop, pool: _Pool) -> None:
         with self._lock:
-            self._pools.pop(loop, None)
+            if self._pools.get(loop) is pool:  # not one that was opened after this was closed
+                del self._pools[loop]
 
 
 class _Pool:
@@ -146,7 +159,7 @@ class _Pool:
     finishes its generators, and so closes the connections while it still can.
     """
 
-    def __init__(self, on_close: Callable[[], None]) -> None:
+    def __init__(self, on_close: Callable[[_Pool], None]) -> None:
         self._client = httpx2.AsyncClient(
             verify=_certificates(),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30),
@@ -172,7 +185,7 @@ class _Pool:
         try:
             yield
         finally:
-            self._on_close()
+            self._on_close(self)
             await self._client.aclose()
 
 
@@ -208,6 +221,9 @@ async def _body(response: httpx2.Response, decode: bool, url: str) -> AsyncGener
 
 def _failure(error: Exception, url: str) -> ConnectionFailed:
     """Return our error for one of httpx2's. Its text may quote a header, so only a connect error's is told."""
-    host = url.split("://")[-1].split("/")[0].split("@")[-1]
     told = f" ({error})" if isinstance(error, httpx2.ConnectError) and str(error) else ""
-    return ConnectionFailed(f"{host}: {type(error).__name__}{told}", sent=not isinstance(error, _NEVER_SENT))
+    return ConnectionFailed(f"{_host(url)}: {type(error).__name__}{told}", sent=not isinstance(error, _NEVER_SENT))
+
+
+def _host(url: str) -> str:
+    return url.split("://")[-1].split("/")[0].split("@")[-1]
