@@ -8,7 +8,15 @@ from pathlib import Path
 
 from orchestra.localengine.models.spec import ModelSpec
 
-__all__ = ["Capacity", "available_memory", "default_kv_bytes", "plan_capacity", "weight_values"]
+__all__ = [
+    "Capacity",
+    "available_memory",
+    "default_kv_bytes",
+    "human",
+    "plan_capacity",
+    "weight_bytes",
+    "weight_values",
+]
 
 _FLOAT32_BYTES = 4
 _DEFAULT_KV_LIMIT = 1 << 30
@@ -56,7 +64,7 @@ class Capacity:
         """Two sentences for people."""
         whole = self.max_context
         return (
-            f"Weights take {_human(self.weight_bytes)} and the KV cache {_human(self.kv_bytes)}, which is "
+            f"Weights take {human(self.weight_bytes)} and the KV cache {human(self.kv_bytes)}, which is "
             f"{self.max_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}. "
             f"That holds {self.concurrency(min(512, whole)):,} requests of {min(512, whole):,} tokens at once, "
             f"or {self.concurrency(whole):,} of the longest possible, {whole:,}."
@@ -79,11 +87,11 @@ def plan_capacity(
     num_blocks = kv_bytes // (kv_bytes_per_token * block_size)
     if num_blocks < 1:
         raise ValueError(
-            f"a KV cache of {_human(kv_bytes)} holds no block of {block_size} tokens, which takes "
-            f"{_human(kv_bytes_per_token * block_size)}: raise kv_bytes, or free some memory"
+            f"a KV cache of {human(kv_bytes)} holds no block of {block_size} tokens, which takes "
+            f"{human(kv_bytes_per_token * block_size)}: raise kv_bytes, or free some memory"
         )
     return Capacity(
-        weight_bytes=_weight_bytes(spec),
+        weight_bytes=weight_bytes(spec),
         kv_bytes_per_token=kv_bytes_per_token,
         block_size=block_size,
         num_blocks=num_blocks,
@@ -133,7 +141,8 @@ def _half_of_physical() -> int:
         return _DEFAULT_KV_LIMIT * _DEFAULT_KV_SHARE
 
 
-def _weight_bytes(spec: ModelSpec) -> int:
+def weight_bytes(spec: ModelSpec) -> int:
+    """Memory that the engine keeps a model's weights in."""
     # a tied embedding is kept twice: as a lookup table and as a packed matrix
     copies = spec.vocab_size * spec.hidden_size if spec.tie_embeddings else 0
     return (weight_values(spec) + copies) * _FLOAT32_BYTES
@@ -156,7 +165,8 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _human(size: int) -> str:
+def human(size: int) -> str:
+    """A number of bytes for people."""
     amount = float(size)
     for unit in ("B", "KB", "MB"):
         if amount < 1000:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 __all__ = ["EngineConfig"]
 
+_MOST_THREADS = 1024  # where the system cannot start as many as asked for, it ends the process
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -48,6 +50,8 @@ class EngineConfig:
         for name in ("kv_bytes", "threads", "max_waiting"):
             if getattr(self, name) is not None:
                 _require_count(name, getattr(self, name))
+        if self.threads is not None and self.threads > _MOST_THREADS:
+            raise ValueError(f"threads must be at most {_MOST_THREADS}, not {self.threads}")
         for name in ("ttft_target_ms", "tpot_target_ms"):
             value = getattr(self, name)
             if not (_is_number(value) and math.isfinite(value) and value > 0):

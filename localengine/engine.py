@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as AbstractSequence
 from typing import Any, Literal, Self, cast
 
 from orchestra.localengine.config import EngineConfig
@@ -163,7 +164,7 @@ class LocalEngine:
         submitted = time.monotonic()
         worker = self._running_worker(restart=False)
         model = await self._ready(worker)
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
+        if isinstance(prompt, str) or _is_chat(prompt):
             token_ids = await asyncio.to_thread(_encode, model, prompt)
         else:
             token_ids = _encode(model, prompt)
@@ -205,9 +206,7 @@ class LocalEngine:
 def _encode(model: LoadedModel, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         token_ids = model.tokenizer.encode_prompt(prompt)
-    elif isinstance(prompt, bytes | Mapping):
-        raise PromptError(f"a prompt is text, token ids, or chat messages, not {type(prompt).__name__}")
-    elif len(prompt) and isinstance(prompt[0], Mapping):
+    elif _is_chat(prompt):
         if model.encode_chat is None:
             raise PromptError(f"{model.name} has no chat template: send the prompt as text")
         token_ids = model.encode_chat(cast("list[Message]", prompt))
@@ -218,11 +217,21 @@ def _encode(model: LoadedModel, prompt: Prompt) -> list[int]:
     return token_ids
 
 
+def _is_chat(prompt: object) -> bool:
+    return isinstance(prompt, AbstractSequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
 def _checked_ids(model: LoadedModel, prompt: Iterable[int]) -> list[int]:
     try:
+        if isinstance(prompt, bytes | bytearray | Mapping):
+            raise TypeError  # which would pass for token ids
         token_ids = [operator.index(token) for token in prompt]
     except TypeError:
-        raise PromptError("a prompt is text, a list of token ids, or a list of chat messages") from None
+        raise PromptError(
+            f"a prompt is text, a list of token ids, or a list of chat messages, not {type(prompt).__name__}"
+            if not isinstance(prompt, list | tuple)
+            else "a prompt is text, a list of token ids, or a list of chat messages, and not a mixture"
+        ) from None
     size = model.tokenizer.vocab_size
     for place, token in enumerate(token_ids):
         if not 0 <= token < size:

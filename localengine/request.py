@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,7 +29,8 @@ class SamplingParams:
     ``stop_token_ids``: further tokens that end the output, beside the model's own end tokens.
     ``ignore_eos``: the model's own end tokens do not end the output.
 
-    Raises ValueError where a value is outside its range.
+    Raises ValueError where a value is outside its range or of another type: the values are used in the engine's
+    own thread, where a wrong one would take every other request down with it.
     """
 
     max_tokens: int | None = None
@@ -42,20 +43,38 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and (isinstance(self.max_tokens, bool) or self.max_tokens < 1):
+        if self.max_tokens is not None and not (_is_whole(self.max_tokens) and self.max_tokens >= 1):
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens!r}")
-        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
+        if not (_is_number(self.temperature) and 0 <= self.temperature <= 100):
             raise ValueError(f"temperature must be between 0 and 100, not {self.temperature!r}")
-        if self.top_k < 0:
+        if not (_is_whole(self.top_k) and self.top_k >= 0):
             raise ValueError(f"top_k must be 0 (off) or more, not {self.top_k!r}")
-        if not 0 < self.top_p <= 1:
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+        if self.seed is not None and not _is_whole(self.seed):
+            raise ValueError(f"seed must be a whole number, not {self.seed!r}")
+        if not _are_all(self.stop, lambda s: isinstance(s, str) and s != ""):
             raise ValueError("stop must be a tuple of non-empty strings")
+        if not _are_all(self.stop_token_ids, _is_whole):
+            raise ValueError("stop_token_ids must be a tuple of token ids")
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _are_all(values: object, fits: Callable[[object], bool]) -> bool:
+    return isinstance(values, tuple | list) and all(map(fits, values))
 
 
 @dataclass(frozen=True, slots=True)

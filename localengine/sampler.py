@@ -29,7 +29,7 @@ def draw(
             logits[random],
             # below this, every token but the likeliest has no chance that float32 could hold
             temperature=torch.tensor([max(params[i].temperature, 1e-30) for i in random]),
-            top_k=torch.tensor([params[i].top_k for i in random]),
+            top_k=torch.tensor([min(params[i].top_k, logits.shape[1]) for i in random]),  # int64 holds no more
             top_p=torch.tensor([params[i].top_p for i in random], dtype=torch.float32),
             seeds=torch.tensor([_signed64(noise_keys[i]) for i in random]),
             positions=torch.tensor([positions[i] for i in random]),

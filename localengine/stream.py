@@ -20,7 +20,8 @@ class DeltaBuffer:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # reentrant: the garbage collector may end a dropped read anywhere, even inside a `put` of the same thread
+        self._lock = threading.RLock()
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._end: tuple[FinishReason, Usage, Timing] | None = None

@@ -281,11 +281,11 @@ class Worker:
         with self._lock:
             self.ended = True
             self._why_ended = why
+        self._state = None  # its books may be wrong, and nobody may stumble over them and leave the others waiting
         self._obey(wait=False)  # what was submitted before this instant fails, like the rest
         for generation in self._live.values():
             generation.buffer.fail(why())
         self._live.clear()
-        self._state = None
         if self._model is not None:
             self._model.runner.close()
 

@@ -14,13 +14,21 @@ from typing import Any, Literal
 
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["ORIGIN", "Call", "Charge", "Headers", "Outcome", "RateLimit", "Usage"]
+__all__ = ["ORIGIN", "Call", "Charge", "Headers", "Outcome", "RateLimit", "Usage", "read_json"]
 
 ORIGIN = "https://orchestra.invalid"
 """The host of calls that we originate. It names nobody (RFC 6761), so nothing can be sent there by mistake."""
 
 Headers = tuple[tuple[str, str], ...]
-"""Header lines in order. Names are lower-case."""
+"""Header lines in order. Names are lower-case. A character is a byte (Latin-1): any value stays as it is."""
+
+
+def read_json(body: bytes) -> Any:
+    """Return what a body from outside says. Raises ValueError, whatever is wrong with it."""
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class Call:
     id: str
     method: str
     url: str
-    headers: Headers
+    headers: Headers = field(repr=False)
     body: bytes = field(repr=False)
     payload: Mapping[str, Any] | None = field(repr=False)
     traffic: TrafficClass = TrafficClass.INTERACTIVE

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestra.call import Outcome
+from orchestra.call import Outcome, read_json
 from orchestra.errors import StreamInterrupted
 from orchestra.openai_types import ChatCompletionChunk, CompletionUsage
 from orchestra.providers.sse import EventSplitter, event_data
@@ -99,7 +99,7 @@ class ChatStream:
 def error_message(body: bytes) -> str:
     """Return what an error's body says, shortened, in whichever of the usual forms it says it."""
     try:
-        value: Any = json.loads(body)
+        value: Any = read_json(body)
     except ValueError:
         value = body.decode(errors="replace")
     if isinstance(value, list) and value:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from pydantic import ValidationError
 
 from orchestra.budget import Budget
-from orchestra.call import Call, Outcome
+from orchestra.call import Call, Outcome, read_json
 from orchestra.chat_stream import ChatStream, error_message
 from orchestra.config import LOCAL, Config, load_config, parse_config
 from orchestra.dispatch import Dispatcher
@@ -283,7 +282,7 @@ def _originate(path: str, payload: Mapping[str, Any]) -> Call:
 
 def _provider_error(outcome: Outcome, body: bytes) -> ProviderError:
     try:
-        answer = json.loads(body)
+        answer = read_json(body)
     except ValueError:
         answer = None
     error = answer.get("error") if isinstance(answer, dict) else None

@@ -12,8 +12,17 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from orchestra.errors import ConfigError
 
@@ -35,6 +44,7 @@ LOCAL = "local"
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 _Share = Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False, strict=True)]
+_FileName = Annotated[str, Field(min_length=1), AfterValidator(lambda name: _without_nul(name))]
 
 
 class _Section(BaseModel):
@@ -61,7 +71,7 @@ class ProviderConfig(_Section):
     """
 
     kind: Literal["openai", "openai-compatible"]
-    base_url: str = ""
+    base_url: Annotated[str, Field(validate_default=True)] = ""
     api_key: str | None = Field(default=None, repr=False, min_length=1)
     limits: tuple[LimitsConfig, ...] = ()
 
@@ -77,6 +87,17 @@ class ProviderConfig(_Section):
     def _http_url(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
             raise ValueError("must be the http(s) address that the official SDK would take as its base_url")
+        try:
+            parts = urlsplit(value)
+            complete = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            complete = False
+        if not complete or any(sign.isspace() for sign in value):
+            raise ValueError("is no address: it needs a host, and a port that is one where it has any")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError(
+                "may hold no user, query or fragment: they would not be sent. A key goes into api_key"
+            )
         return value.rstrip("/")
 
     def resolve_api_key(self) -> str | None:
@@ -106,16 +127,26 @@ class ProviderConfig(_Section):
 class ModelConfig(_Section):
     """A model name of yours, and who serves it: ``provider/model`` or ``local/name``, in order of preference."""
 
-    routes: tuple[Annotated[str, Field(pattern=r"^[^/]+/.+$")], ...] = Field(min_length=1)
+    routes: tuple[str, ...]
+
+    @field_validator("routes")
+    @classmethod
+    def _are_routes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("must name at least one route")
+        for route in value:
+            if not all(route.partition("/")):
+                raise ValueError(f"{route!r} must be written 'provider/model' or 'local/name'")
+        return value
 
 
 class LocalConfig(_Section):
     """A model that the in-process engine serves. ``weights`` is a known model's name or a .gguf file."""
 
-    weights: str = Field(min_length=1)
+    weights: _FileName
     max_num_seqs: Annotated[int, Field(ge=1, strict=True)] | None = None
     kv_bytes: Annotated[int, Field(ge=1, strict=True)] | None = None
-    threads: Annotated[int, Field(ge=1, strict=True)] | None = None
+    threads: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = None
 
 
 class TrafficConfig(_Section):
@@ -124,8 +155,15 @@ class TrafficConfig(_Section):
     ``bulk_min_share``: the share of each limit that bulk is guaranteed even under endless interactive load.
     """
 
-    interactive_reserve: Literal["auto"] | _Share = "auto"
+    interactive_reserve: Literal["auto"] | float = "auto"
     bulk_min_share: _Share = 0.0
+
+    @field_validator("interactive_reserve", mode="before")
+    @classmethod
+    def _auto_or_share(cls, value: Any) -> Any:
+        if value != "auto" and not (type(value) in (int, float) and 0 <= value <= 0.9):
+            raise ValueError('must be "auto" or a number from 0 to 0.9')
+        return value
 
 
 class BudgetConfig(_Section):
@@ -137,7 +175,7 @@ class BudgetConfig(_Section):
 class BulkConfig(_Section):
     """Durable bulk jobs. ``store`` is the SQLite file that holds them."""
 
-    store: str = ".orchestra/jobs.db"
+    store: _FileName = ".orchestra/jobs.db"
 
 
 class Config(_Section):
@@ -177,11 +215,15 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     """Read a TOML file. Raises ConfigError naming the file, the place in it and the remedy."""
     file = Path(path)
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        data = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; `orchestra init` writes one to start from") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: not UTF-8; save it as UTF-8") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply to be settings") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     return parse_config(data, source=str(file))
@@ -196,12 +238,24 @@ def parse_config(data: Mapping[str, Any], *, source: str = "config") -> Config:
         raise ConfigError(f"{source}: " + "; ".join(faults)) from None
 
 
+_WORDS = {
+    "dict_type": "must be a section",
+    "missing": "is missing",
+    "model_type": "must be a section",
+    "string_too_short": "must not be empty",
+    "tuple_type": "must be a list",
+}
+"""What pydantic's types of faults mean to someone who writes TOML."""
+
+
 def _describe(fault: Any) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         *parents, key = fault["loc"]
         return f"unknown key {where!r}" + _nearest(str(key), _known_keys(parents))
-    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] in _WORDS:
+        return f"{where}: {_WORDS[fault['type']]}"
+    message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
     return f"{where}: {message}" if where else message
 
 
@@ -221,6 +275,12 @@ def _known_keys(path: list[Any]) -> list[str]:
         if "limits" in path:
             section = LimitsConfig
     return list(section.model_fields)
+
+
+def _without_nul(name: str) -> str:
+    if "\0" in name:
+        raise ValueError("must be the name of a file, without a zero byte")
+    return name
 
 
 def _nearest(word: str, known: Any) -> str:

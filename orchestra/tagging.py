@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -81,7 +81,8 @@ def _tagged(tag: Tag) -> Iterator[None]:
     try:
         yield
     finally:
-        _tag.reset(token)
+        with suppress(ValueError):  # left in another context (a generator that a framework finishes elsewhere)
+            _tag.reset(token)
 
 
 def parse_tag(header: str) -> Tag:

@@ -14,14 +14,14 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Protocol
 
 import httpx2
 
 from orchestra.call import Headers
-from orchestra.errors import ConnectionFailed
+from orchestra.errors import ConnectionFailed, InputError
 
 __all__ = ["HttpWire", "Wire", "WireResponse"]
 
@@ -43,8 +43,10 @@ _NEVER_SENT = (
     httpx2.ConnectTimeout,
     httpx2.PoolTimeout,
     httpx2.ProxyError,
+)
+_UNSENDABLE = (
     httpx2.UnsupportedProtocol,
-    httpx2.LocalProtocolError,
+    httpx2.LocalProtocolError,  # a header with a line end in it
     httpx2.InvalidURL,
     UnicodeError,  # a header that is not Latin-1
 )
@@ -52,7 +54,7 @@ _SHARD = 16
 """Requests at once that one client carries."""
 _KEEP_ALIVE = 30.0
 """Seconds for which a connection is kept that nothing uses."""
-_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError)
+_ERRORS = (httpx2.HTTPError, httpx2.StreamError)
 
 
 @dataclass(slots=True)
@@ -66,7 +68,10 @@ class WireResponse:
 
 
 class Wire(Protocol):
-    """What sends requests. Every failure is a `ConnectionFailed`, from `send` and from reading the body alike."""
+    """What sends requests. A failure is a `ConnectionFailed`, from `send` and from reading the body alike.
+
+    A request that can be written to no wire is an `InputError`: it fails again however often it is tried.
+    """
 
     async def send(
         self,
@@ -107,14 +112,21 @@ class HttpWire:
             request = slot.client.build_request(
                 method,
                 url,
-                headers=[(name, value) for name, value in headers if name not in _HOP_BY_HOP | _OURS],
+                headers=[
+                    (name.encode("latin-1"), value.encode("latin-1"))
+                    for name, value in headers
+                    if name not in _HOP_BY_HOP | _OURS
+                ],
                 content=body or None,
                 timeout=timeout,
             )
             response = await slot.client.send(request, stream=True)
         except BaseException as error:
             slot.release()
-            if isinstance(error, (*_ERRORS, UnicodeError)):
+            if isinstance(error, _UNSENDABLE):
+                told = f"{type(error).__name__} at {_host(url)}"
+                raise InputError(f"the request's address or one of its headers cannot be sent ({told})") from None
+            if isinstance(error, _ERRORS):
                 raise _failure(error, url) from None
             raise
         return _wire_response(response, slot, url)
@@ -139,13 +151,14 @@ class HttpWire:
             if pool is None:
                 for dead in [one for one in self._pools if one.is_closed()]:
                     del self._pools[dead]
-                pool = self._pools[loop] = _Pool(lambda: self._forget(loop))
+                pool = self._pools[loop] = _Pool(partial(self._forget, loop))
         await pool.hold()
         return pool
 
-    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _forget(self, loop: asyncio.AbstractEventLoop, pool: _Pool) -> None:
         with self._lock:
-            self._pools.pop(loop, None)
+            if self._pools.get(loop) is pool:  # not one that was opened after this was closed
+                del self._pools[loop]
 
 
 class _Pool:
@@ -159,7 +172,7 @@ class _Pool:
     finishes its generators, and so closes the connections while it still can.
     """
 
-    def __init__(self, on_close: Callable[[], None]) -> None:
+    def __init__(self, on_close: Callable[[_Pool], None]) -> None:
         self._shards = [_Shard()]
         self._on_close = on_close
         self._holder = self._hold()
@@ -189,7 +202,7 @@ class _Pool:
         try:
             yield
         finally:
-            self._on_close()
+            self._on_close(self)
             await self.aclose()
 
 
@@ -271,6 +284,9 @@ async def _body(
 
 def _failure(error: Exception, url: str) -> ConnectionFailed:
     """Return our error for one of httpx2's. Its text may quote a header, so only a connect error's is told."""
-    host = url.split("://")[-1].split("/")[0].split("@")[-1]
     told = f" ({error})" if isinstance(error, httpx2.ConnectError) and str(error) else ""
-    return ConnectionFailed(f"{host}: {type(error).__name__}{told}", sent=not isinstance(error, _NEVER_SENT))
+    return ConnectionFailed(f"{_host(url)}: {type(error).__name__}{told}", sent=not isinstance(error, _NEVER_SENT))
+
+
+def _host(url: str) -> str:
+    return url.split("://")[-1].split("/")[0].split("@")[-1]

@@ -44,6 +44,11 @@ class CircuitBreaker:
     _current_cooldown: float = field(default=0.0, init=False)
     _ready_at: float = field(default=0.0, init=False)
 
+    @property
+    def unmarked(self) -> bool:
+        """Whether it holds nothing that a new one would not."""
+        return self.state is BreakerState.CLOSED and not self._failures
+
     def ready_at(self, now: float) -> float:
         """Return the instant from which a call may go, which is ``now`` while the route is healthy."""
         return now if self.state is BreakerState.CLOSED else max(now, self._ready_at)

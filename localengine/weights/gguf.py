@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from orchestra.localengine.capacity import available_memory, human, weight_bytes
 from orchestra.localengine.errors import ModelFileError
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ def load_gguf(path: Path) -> ModelFiles:
         spec = _spec(container)
         names = _tensor_names(spec)
         _check_tensors(container, names)
+        _check_memory(spec)
         tokenizer = Tokenizer.from_gguf(container.metadata)
         if tokenizer.vocab_size != spec.vocab_size:
             raise ValueError(
@@ -192,6 +194,18 @@ def _check_tensors(container: Container, names: Mapping[str, tuple[str, tuple[in
             raise ValueError(f"it ends inside tensor {name!r}; {DAMAGED}")
     if missing := names.keys() - container.tensors.keys():
         raise ValueError(f"it lacks {len(missing)} tensors, such as {min(missing)!r}; {DAMAGED}")
+
+
+def _check_memory(spec: ModelSpec) -> None:
+    """Tensors that overlap in the file, or are packed tightly, can ask for a thousand times its size.
+
+    Where memory is promised and not there, the system ends the process without a word.
+    """
+    needed, free = weight_bytes(spec), available_memory()
+    if needed > free:
+        raise ValueError(
+            f"its weights take {human(needed)} of memory and {human(free)} are free; choose a smaller model"
+        )
 
 
 def _row_bytes(record: TensorRecord) -> int:

@@ -52,7 +52,12 @@ class Alarm:
         self._due[ring] = when
         self._posts.put((when, ring))
         if self._started.acquire(blocking=False):  # for good: the lock is a flag that only one caller can raise
-            _thread.start_new_thread(self._run, (self._posts, self._due))
+            try:
+                _thread.start_new_thread(self._run, (self._posts, self._due))
+            except RuntimeError:  # the system has no thread to give just now: the next one that asks tries again
+                self._due.clear()
+                self._started.release()
+                raise
 
     def _run(
         self, posts: SimpleQueue[tuple[float, Callable[[], None]]], due: dict[Callable[[], None], float]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -50,6 +52,7 @@ class Budget:
         self._pools: dict[_Account, Pool] = {}
         self._asked: dict[_Account, float] = {}
         self._sweep_at = _SWEEP_FROM
+        _budgets.add(self)
 
     def pool(self, provider: str, key_fingerprint: str, limits: LimitsConfig | None, model: str | None) -> Pool:
         """Return the pool that meters ``model`` for that key at that provider.
@@ -87,6 +90,12 @@ class Budget:
             for (provider, key_fingerprint, models), pool in list(self._pools.items())
         ]
 
+    def forget(self) -> None:
+        """Forget every pool: what is under way in them belongs to somebody else now, and will not end here."""
+        self._pools = {}
+        self._asked = {}
+        self._sweep_at = _SWEEP_FROM
+
     def _sweep(self) -> None:
         if len(self._pools) < self._sweep_at:
             return
@@ -104,3 +113,15 @@ def _matches(limits: LimitsConfig, model: str | None) -> bool:
 
 def _call_at_of(clock: Callable[[], float]) -> CallAt:
     return call_at if clock is time.monotonic else Alarm(clock).set
+
+
+_budgets: weakref.WeakSet[Budget] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for budget in list(_budgets):
+        budget.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)  # the calls under way are the parent's

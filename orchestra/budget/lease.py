@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from orchestra.budget.admission import NOTHING
-from orchestra.budget.ticket import Ticket
+from orchestra.budget.ticket import Ticket, check_charge
 from orchestra.call import Charge
 from orchestra.policies.traffic import TrafficClass
 
@@ -52,8 +52,9 @@ class Lease:
         """End it with what the provider counted.
 
         Above the charge it becomes debt, below it room: where the provider gives nothing back, say so by a
-        ``spent`` that is not below `charge`.
+        ``spent`` that is not below `charge`. Raises ValueError, and ends nothing, where ``spent`` cannot be.
         """
+        check_charge(spent)
         self._finish(spent)
 
     def refund(self) -> None:

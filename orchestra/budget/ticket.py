@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from orchestra.policies.fairness import Place
     from orchestra.policies.heap import Entry
 
-__all__ = ["State", "Ticket"]
+__all__ = ["State", "Ticket", "check_charge"]
+
+_MOST = 1e30
 
 
 class State(enum.Enum):
@@ -29,6 +31,17 @@ class State(enum.Enum):
 
 
 _NEW, _GRANTED, _OVER = State.NEW, State.GRANTED, State.OVER
+
+
+def check_charge(charge: Charge) -> None:
+    """Raise ValueError for amounts that no bucket can be asked to hold: an int may exceed every float."""
+    if not (
+        0 <= charge.requests <= _MOST
+        and 0 <= charge.tokens <= _MOST
+        and 0 <= charge.input_tokens <= _MOST
+        and 0 <= charge.output_tokens <= _MOST
+    ):
+        raise ValueError("the amounts of a charge must be finite and not below zero")
 
 
 class Ticket:
@@ -70,14 +83,7 @@ class Ticket:
         front: bool = False,
         owner: Any = None,
     ) -> None:
-        inf = math.inf
-        if not (
-            0 <= charge.requests < inf
-            and 0 <= charge.tokens < inf
-            and 0 <= charge.input_tokens < inf
-            and 0 <= charge.output_tokens < inf
-        ):
-            raise ValueError(f"a charge must be finite and not below zero, not {charge}")
+        check_charge(charge)
         if expires_at is not None and math.isnan(expires_at):
             raise ValueError(f"expires_at must be an instant, not {expires_at!r}")
         if queue_bound is not None and not queue_bound >= 0:
@@ -85,8 +91,8 @@ class Ticket:
         self.charge = charge
         self.traffic = traffic if traffic.__class__ is TrafficClass else TrafficClass(traffic)
         self.job = job
-        self.bound = inf if expires_at is None else expires_at
-        self.queue_bound = inf if queue_bound is None else queue_bound
+        self.bound = math.inf if expires_at is None else expires_at
+        self.queue_bound = math.inf if queue_bound is None else queue_bound
         self.front = front
         self.owner = owner
 

@@ -58,15 +58,16 @@ def doctor(
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     findings = list(examine(config, deep=deep))
     table = Table.grid(padding=(0, 2))
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     for finding in findings:
-        table.add_row(f"[{styles[finding.state]}]{finding.state:4}[/]", finding.name, finding.detail)
+        table.add_row(Text(f"{finding.state:4}", styles[finding.state]), finding.name, finding.detail)
         if finding.remedy:
-            table.add_row("", "", f"[bold]->[/] {finding.remedy}")
-    Console(highlight=False).print(table)
+            table.add_row("", "", Text.assemble(("->", "bold"), " ", finding.remedy))
+    Console(highlight=False, markup=False).print(table)  # a path or an extra in brackets is no markup
     if any(finding.state == "fail" for finding in findings):
         raise typer.Exit(1)
 
@@ -218,7 +219,7 @@ def check_keys(config: Config) -> Iterator[Finding]:
 
 def check_store(store: Path) -> Finding:
     """Whether jobs can be written: the file where it exists, else the nearest folder that does."""
-    if store.exists():
+    if os.path.exists(store):
         try:
             connection = sqlite3.connect(f"file:{store}?mode=rw", uri=True, timeout=1)
             try:
@@ -233,7 +234,7 @@ def check_store(store: Path) -> Finding:
                 "job store", "fail", f"{store}: {error}", "move the file away, or name another in [bulk]"
             )
         return Finding("job store", "ok", str(store))
-    folder = next(parent for parent in store.absolute().parents if parent.exists())
+    folder = next(parent for parent in store.absolute().parents if os.path.exists(parent))
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         return Finding(
             "job store",

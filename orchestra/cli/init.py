@@ -94,8 +94,12 @@ def init(
 ) -> None:
     """Write a commented orchestra.toml: every setting explained, with its default. It works as it is."""
     try:
+        if path.is_dir():
+            raise IsADirectoryError
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(TEMPLATE)
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; name a file") from None
     except FileExistsError:
         raise ConfigError(f"{path} exists already; --force replaces it, or name another path") from None
     except OSError as error:

@@ -77,10 +77,12 @@ def results(
     config: _Config = None,
 ) -> None:
     """Write the results that a job has so far, as OpenAI batch output lines in input order."""
+    from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
     from orchestra.jobs import check_output, output_lines, write_output
 
     if out is not None:
-        check_output(out)
+        settings = find_settings(config)[0]
+        check_output(out, settings=config or DEFAULT_CONFIG, store=Path(settings.bulk.store))
     with _store(config) as store:
         record = _find(store, name)
         assert store is not None
@@ -94,17 +96,31 @@ def results(
 def _store(config: Path | None) -> Iterator[JobStore | None]:
     """Open the ledger that the settings name; None where it was never made."""
     from orchestra.cli.settings import find_settings
+    from orchestra.errors import ConfigError, JobError
     from orchestra.jobs import JobStore
 
     path = Path(find_settings(config)[0].bulk.store)
-    if not path.exists():
+    if _is_missing(path):
         yield None
         return
-    store = JobStore(path)
+    try:
+        store = JobStore(path)
+    except JobError as error:
+        raise ConfigError(str(error)) from error
     try:
         yield store
     finally:
         store.close()
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass  # opening it says what is the matter
+    return False
 
 
 def _find(store: JobStore | None, name: str) -> JobRecord:
@@ -127,4 +143,7 @@ def _state(store: JobStore, record: JobRecord) -> str:
 
 
 def _instant(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "in more years than a calendar has"

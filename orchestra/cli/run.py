@@ -6,11 +6,14 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+
+from orchestra.durations import parse_duration
 
 if TYPE_CHECKING:
     from orchestra.cli.run_display import RunDisplay
@@ -61,21 +64,50 @@ def run(
     2: bad usage, settings or input, and nothing was sent; 130: interrupted.
     """
     from orchestra.cli.run_display import RunDisplay
-    from orchestra.cli.settings import find_settings
+    from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
     from orchestra.jobs import check_output
 
-    check_output(out, source=None if source == STDIN else Path(source))
     settings, origin = find_settings(config)
+    others = {"input": Path(source), "settings": config or DEFAULT_CONFIG, "store": Path(settings.bulk.store)}
+    check_output(out, **others)
     display = RunDisplay()
     if config is None:
         display.say(f"settings: {origin}")
-    command = _Run(settings, display, source, out, model=model, deadline=deadline, name=job)
+    command = _Run(settings, display, out, model=model, deadline=_seconds(deadline), name=job)
     try:
-        code = asyncio.run(command.survey() if dry_run else command.run())
+        # read here, and not in a thread: an interrupt ends a read of a pipe that nobody writes to
+        with _open(source) as file:
+            code = asyncio.run(command.survey(file) if dry_run else command.run(file))
     except KeyboardInterrupt:
         display.say(command.farewell())
         code = 130
     raise typer.Exit(code)
+
+
+def _open(source: str) -> JsonlFile:
+    from orchestra.jobs import JsonlFile
+
+    return JsonlFile.spool(sys.stdin.buffer) if source == STDIN else JsonlFile.open(source)
+
+
+def _seconds(deadline: str | None) -> float | None:
+    from orchestra.errors import InputError
+
+    try:
+        return None if deadline is None else parse_duration(deadline)
+    except ValueError as error:
+        raise InputError(f"--deadline: {error}") from None
+
+
+@contextmanager
+def _nothing_sent() -> Iterator[None]:
+    """What goes wrong before a job runs is a fault of its input or its settings."""
+    from orchestra.errors import InputError, JobError
+
+    try:
+        yield
+    except JobError as error:
+        raise InputError(str(error)) from error
 
 
 class _Run:
@@ -85,16 +117,14 @@ class _Run:
         self,
         settings: Config,
         display: RunDisplay,
-        source: str,
         out: Path,
         *,
         model: str | None,
-        deadline: str | None,
+        deadline: float | None,
         name: str | None,
     ) -> None:
         self._settings = settings
         self._display = display
-        self._source = source
         self._out = out
         self._model = model
         self._deadline = deadline
@@ -102,20 +132,20 @@ class _Run:
         self._job: Job | None = None
         self._told = ""
 
-    async def survey(self) -> int:
+    async def survey(self, file: JsonlFile) -> int:
         from orchestra.client import Orchestra
 
         async with Orchestra(self._settings) as orc:
-            with await asyncio.to_thread(self._open) as file:
+            with _nothing_sent():
                 survey = await orc.jobs.survey(file, model=self._model)
             self._display.survey(file.name, survey, {model: self._routes(model) for model in survey.models})
         return 0
 
-    async def run(self) -> int:
+    async def run(self, file: JsonlFile) -> int:
         from orchestra.client import Orchestra
 
         async with Orchestra(self._settings) as orc:
-            with await asyncio.to_thread(self._open) as file:
+            with _nothing_sent():
                 await self._start_engines(orc, file)
                 self._job = job = await self._submit(orc, file)
             return await self._finish(orc, job)
@@ -125,11 +155,6 @@ class _Run:
         if self._job is None:
             return "interrupted before anything was sent"
         return f"interrupted ({self._told}); the same command goes on with job {self._job.name!r}"
-
-    def _open(self) -> JsonlFile:
-        from orchestra.jobs import JsonlFile
-
-        return JsonlFile.spool(sys.stdin.buffer) if self._source == STDIN else JsonlFile.open(self._source)
 
     def _routes(self, model: str) -> tuple[str, ...]:
         entry = self._settings.models.get(model)
@@ -162,17 +187,12 @@ class _Run:
         return all(route.startswith("local/") for route in self._routes(model))
 
     async def _submit(self, orc: Orchestra, file: JsonlFile) -> Job:
-        from orchestra.errors import InputError, JobError
-
         name = self._name
         if name is None:
             name = await asyncio.to_thread(_job_name, file, self._model)
         submitting = orc.jobs.submit(file, model=self._model, job=name, deadline=self._deadline)
-        try:
-            with self._display.checking(file.size) as show:
-                return await _watched(submitting, lambda: show(file.read_bytes))
-        except JobError as error:
-            raise InputError(str(error)) from error  # nothing was sent
+        with self._display.checking(file.size) as show:
+            return await _watched(submitting, lambda: show(file.read_bytes))
 
     def _look(self, job: Job) -> Progress:
         progress = job.progress()

@@ -99,4 +99,6 @@ class RunDisplay:
         )
         for model, count in survey.models.most_common():
             self._results.print(f"  {model}: {count:,} lines, by {', then '.join(routes[model])}")
+        if survey.faulty:
+            self._results.print(f"  lines that cannot be used and would fail: {survey.faulty:,}")
         self._results.print("nothing was sent")

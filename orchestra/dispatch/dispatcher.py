@@ -20,7 +20,7 @@ from orchestra.dispatch.answer_body import AnswerBody, bounded
 from orchestra.dispatch.exchange import Exchange, Failed
 from orchestra.dispatch.route_table import LocalAnswerer, RouteTable, Target
 from orchestra.durations import format_duration
-from orchestra.errors import AdmissionError, AllRoutesFailed, ConnectionFailed, LocalEngineError
+from orchestra.errors import AdmissionError, AllRoutesFailed, ConnectionFailed, InputError, LocalEngineError
 from orchestra.observe.events import Event, EventBus, EventKind
 from orchestra.policies.breaker import CircuitBreaker
 from orchestra.policies.retry import Fault, Recovery, RetryBudget, RetryPolicy
@@ -30,6 +30,8 @@ from orchestra.providers.openai_stream import PlainStreamReader
 from orchestra.wire import Wire
 
 __all__ = ["Dispatcher"]
+
+_MANY = 1024
 
 
 class Dispatcher:
@@ -81,7 +83,7 @@ class Dispatcher:
 
         Raises UnknownModelError and InputError where the call cannot be sent, AdmissionError where the budget
         would not let it go in time, AllRoutesFailed where no answer came; ConfigError where a key cannot be had.
-        Reading a stream's body raises StreamInterrupted. A call that is not metered raises ConnectionFailed.
+        Reading a stream's body raises StreamInterrupted. A call that is not metered raises ConnectionFailed too.
         """
         targets = self._routes.targets(call)
         first = targets[0] if targets else None
@@ -131,8 +133,8 @@ class Dispatcher:
             failures.append((target.name, result))
             if result.fault.unhealthy or result.answer is not None:
                 self._record(target, healthy=not result.fault.unhealthy)
-            if result.paused_until is not None and target.account is not None:
-                self._paused[target.account.name, target.account.fingerprint(call)] = result.paused_until
+            if result.paused_until is not None:
+                self._pause(target, call, result.paused_until)
             if result.fault.recovery is Recovery.NONE and not result.fault.elsewhere:
                 break
             now = self._clock()
@@ -163,6 +165,11 @@ class Dispatcher:
         except AdmissionError as error:
             self._emit("refused", call, target.name, reason=type(error).__name__)
             return Failed(Fault(Recovery.NONE, type(error).__name__, elsewhere=True), error)
+        except InputError as error:  # what one route cannot serve, another may
+            return Failed(Fault(Recovery.NONE, "not served there", elsewhere=True), error)
+        except RecursionError:
+            nested = InputError("the request's body is nested too deeply")
+            return Failed(Fault(Recovery.NONE, "nested too deeply"), nested)
         except LocalEngineError as error:
             return Failed(Fault(Recovery.NONE, "the engine failed", elsewhere=True, unhealthy=True), error)
         except ConnectionFailed as error:
@@ -194,8 +201,8 @@ class Dispatcher:
                     connect_timeout=call.connect_timeout,
                     read_timeout=call.read_timeout,
                 )
-        except TimeoutError:
-            raise ConnectionFailed("its time was up", sent=True) from None
+        except TimeoutError:  # no ConnectionFailed: whose bound is over must not be tried again by its SDK
+            raise AllRoutesFailed("no answer came within the call's bound") from None
         answer = AnswerBody(
             target.name if target else "",
             held=b"",
@@ -222,6 +229,8 @@ class Dispatcher:
         error = failures[-1][1].error
         if len(failures) == 1 and not isinstance(error, ConnectionFailed):
             raise error
+        if all(isinstance(failed.error, InputError) for _, failed in failures):
+            raise failures[0][1].error
         told = "; ".join(f"{route}: {failed.error}" for route, failed in failures)
         attempts = [(route, failed.error) for route, failed in failures]
         raise AllRoutesFailed(f"no route answered: {told}", attempts=attempts) from error
@@ -235,7 +244,12 @@ class Dispatcher:
             return 0.0 if retries.take(now) else None
 
     def _breaker(self, target: Target) -> CircuitBreaker:
-        return self._breakers.setdefault(target.name, CircuitBreaker())
+        breaker = self._breakers.get(target.name)
+        if breaker is None:
+            if len(self._breakers) >= _MANY:  # callers may name any number of models
+                self._breakers = {name: one for name, one in self._breakers.items() if not one.unmarked}
+            breaker = self._breakers[target.name] = CircuitBreaker()
+        return breaker
 
     def _ready_at(self, target: Target, call: Call, now: float) -> float:
         with self._lock:
@@ -245,6 +259,13 @@ class Dispatcher:
         if target.account is None or not self._paused:
             return -math.inf
         return self._paused.get((target.account.name, target.account.fingerprint(call)), -math.inf)
+
+    def _pause(self, target: Target, call: Call, until: float) -> None:
+        if target.account is not None:
+            now = self._clock()
+            with self._lock:
+                self._paused = {key: until for key, until in self._paused.items() if until > now}
+                self._paused[target.account.name, target.account.fingerprint(call)] = until
 
     def _try_pass(self, target: Target, now: float) -> bool:
         with self._lock:

@@ -15,7 +15,7 @@ from orchestra.budget import Budget, Lease, Pool
 from orchestra.call import Call, Charge, Outcome, RateLimit, Usage
 from orchestra.dispatch.answer_body import AnswerBody, End
 from orchestra.dispatch.route_table import Target
-from orchestra.errors import ConnectionFailed, OrchestraError, ProviderError
+from orchestra.errors import ConnectionFailed, InputError, OrchestraError, ProviderError
 from orchestra.observe.events import EventKind
 from orchestra.policies.retry import Fault, Recovery
 from orchestra.providers import Endpoint, FormatError
@@ -89,7 +89,8 @@ class Exchange:
     async def run(self, *, front: bool) -> Outcome | Failed:
         """Make the attempt. ``front`` lets it in before the others of its class that wait.
 
-        Raises AdmissionError, ConnectionFailed, and ConfigError where the account's key cannot be had.
+        Raises AdmissionError, ConnectionFailed, InputError where it cannot be sent, and ConfigError where the
+        account's key cannot be had.
         """
         request = self._account.request(self._call, self._target.path, self._payload)
         self._lease = await self._pool.acquire(
@@ -119,6 +120,9 @@ class Exchange:
                 return replace(result, paused_until=self._pause(result.fault))
             handed_on = isinstance(result, Outcome) and isinstance(result.body, AnswerBody)
             return result
+        except InputError:  # it can be written to no wire
+            self._take_lease().refund()
+            raise
         except ConnectionFailed as error:
             if not error.sent:
                 self._take_lease().refund()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 
 from orchestra.errors import JobError, OrchestraError
@@ -10,6 +9,7 @@ from orchestra.jobs.lines import Fault, faults_error
 from orchestra.jobs.record import JobRecord
 from orchestra.jobs.sources import Chunk
 from orchestra.jobs.store import JobStore
+from orchestra.jobs.threads import in_thread
 
 __all__ = ["Intake"]
 
@@ -48,7 +48,7 @@ class Intake:
             raise
         except Exception as error:
             raise JobError(f"its requests could not be read: {error!r}") from error
-        await asyncio.to_thread(self._take, chunk or [], end=chunk is None)
+        await in_thread(self._take, chunk or [], end=chunk is None)
         return chunk is not None
 
     async def take_all(self) -> int:

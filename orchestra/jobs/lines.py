@@ -48,6 +48,8 @@ LineCheck = Callable[[str, Mapping[str, Any]], None]
 """Asked about each line's endpoint and body, after its form was found right. Raises InputError to refuse it."""
 
 MAX_LINE_BYTES = 32 << 20
+MAX_DEPTH = 100
+"""How deep a line's objects and lists may be nested. Deeper ones would break what reads them by recursion."""
 
 _LONE_SURROGATE = 'holds half of a character (a lone surrogate such as "\\ud83d"); write the whole character'
 _BOM = b"\xef\xbb\xbf"
@@ -121,6 +123,8 @@ class LineParser:
 
     def _parse(self, number: int, request: Any, raw: bytes) -> Line | Fault:
         try:
+            if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deeper(request, MAX_DEPTH):
+                raise InputError(f"nested more than {MAX_DEPTH} levels deep")
             custom_id, path, body = _take_apart(number, request)
             if self.model is not None:
                 body["model"] = self.model
@@ -157,6 +161,14 @@ def faults_error(source: str, faults: Iterable[Fault], count: int) -> InputError
         return InputError(f"{source}, {told[0]}")
     rest = [f"... and {count - len(told)} more"] if count > len(told) else []
     return InputError("\n  ".join([f"{source}: {count} lines cannot be used", *told, *rest]))
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    layer = [value]
+    for _ in range(levels):
+        items = (item for outer in layer for item in (outer.values() if isinstance(outer, dict) else outer))
+        layer = [item for item in items if isinstance(item, dict | list)]
+    return bool(layer)
 
 
 def _take_apart(number: int, request: Any) -> tuple[str, str, dict[str, Any]]:

@@ -67,6 +67,8 @@ def is_locked(store: Path, name: str) -> bool:
 
 
 def _lock_path(store: Path, name: str) -> Path:
+    # beside the file itself: by whatever links it is reached, there is one lock
+    store = Path(os.path.realpath(store))
     return store.with_name(f"{store.name}-{blake2b(name.encode(), digest_size=8).hexdigest()}.lock")
 
 

@@ -23,6 +23,7 @@ from orchestra.jobs.runner import Runner, Send
 from orchestra.jobs.sources import JsonlFile, file_chunks, object_chunks
 from orchestra.jobs.store import JobStore
 from orchestra.jobs.survey import Survey, survey
+from orchestra.jobs.threads import in_thread
 
 __all__ = ["JobManager", "Requests"]
 
@@ -218,7 +219,7 @@ async def _take_in(
                 intake.refuse_faults(requests.name)
         except (InputError, ConfigError):
             if new:
-                await asyncio.to_thread(store.discard, record.id)
+                await in_thread(store.discard, record.id)
             raise
         return None
     intake = Intake(store, record, object_chunks(requests, parser))
@@ -233,10 +234,10 @@ def _begin(
 ) -> JobRecord:
     """Return the job of that name, made where there is none.
 
-    One whose intake broke off before any line had ended begins anew.
+    One whose intake broke off before anything was asked begins anew: its input may have been put right since.
     """
     record = store.find(name)
-    if record is not None and record.state == "loading" and not store.tally(record.id).ended:
+    if record is not None and record.state == "loading" and not store.has_asked(record.id):
         store.discard(record.id)
         record = None
     if record is None:

@@ -5,26 +5,40 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-from orchestra.errors import InputError
+from orchestra.errors import InputError, JobError
 from orchestra.jobs.record import JobRecord, Result
 from orchestra.jobs.store import JobStore
 
 __all__ = ["check_output", "output_line", "output_lines", "write_output"]
 
 
-def check_output(path: Path, *, source: Path | None = None) -> None:
-    """Raise InputError where results could not be written to ``path``, or would overwrite their own input."""
+def check_output(path: Path, **others: Path) -> None:
+    """Raise InputError where results could not be written to ``path``, or would overwrite one of the ``others``.
+
+    These are named by what they are: ``input=``, ``settings=``, ``store=``.
+    """
+    try:
+        _check_output(path, others)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be used ({error.strerror}); name another file for the results") from None
+
+
+def _check_output(path: Path, others: Mapping[str, Path]) -> None:
     target = path.resolve()
+    if path == Path("-"):
+        raise InputError("-: name a file for the results; `orchestra jobs results` writes them to stdout")
     if target.is_dir():
         raise InputError(f"{path}: a folder; name a file for the results")
-    if target.exists() and not target.is_file():
+    if path.exists() and not path.is_file():  # not by its target: a pipe behind /dev/stdout has no path
         raise InputError(f"{path}: not a regular file; name one for the results")
-    if source is not None and source.exists() and target.exists() and target.samefile(source):
-        raise InputError(f"{path}: is the input itself; name another file for the results")
+    for what, other in others.items():
+        if target == Path(os.path.realpath(other)) or _is_same_file(target, other):
+            raise InputError(f"{path}: would overwrite the {what}; name another file for the results")
     if not target.parent.is_dir():
         raise InputError(f"{path}: there is no folder {target.parent}; make it, or name another file")
     if not os.access(target.parent, os.W_OK | os.X_OK) or (target.exists() and not os.access(target, os.W_OK)):
@@ -34,10 +48,11 @@ def check_output(path: Path, *, source: Path | None = None) -> None:
 def write_output(store: JobStore, job: JobRecord, path: Path) -> None:
     """Write the results that there are. The file appears whole or not at all. Blocks.
 
-    Raises InputError where it cannot be written; the results stay in the ledger.
+    Raises JobError where it cannot be written; the results stay in the ledger.
     """
     target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # not made from the file's own name, which may be as long as names can be
+    temporary = target.with_name(f".orchestra-{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("wb") as file:
             file.writelines(output_lines(store, job))
@@ -45,9 +60,7 @@ def write_output(store: JobStore, job: JobRecord, path: Path) -> None:
             os.fsync(file.fileno())
         temporary.replace(target)
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror}); the results are kept, run again"
-        ) from None
+        raise JobError(f"{path}: cannot be written ({error.strerror}); the results are kept, run again") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -80,6 +93,13 @@ def output_line(job: JobRecord, result: Result) -> bytes:
         _dumps(answer)[:-1],
         result.response,
     )
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there, or not to be looked at: whoever opens it says so
+        return False
 
 
 def _dumps(value: object) -> bytes:

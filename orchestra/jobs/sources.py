@@ -11,6 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -50,7 +51,7 @@ class JsonlFile:
         try:
             file = Path(path).open("rb")  # noqa: SIM115 -- closed by whoever closes us
         except FileNotFoundError:
-            raise InputError(f"{path}: no such file") from None
+            raise InputError(f"{path}: no such file; name a file of JSON lines") from None
         except IsADirectoryError:
             raise InputError(f"{path}: a folder; name a file of JSON lines") from None
         except OSError as error:
@@ -62,15 +63,25 @@ class JsonlFile:
 
     @classmethod
     def spool(cls, stream: BinaryIO, *, name: str = "stdin", folder: Path | None = None) -> JsonlFile:
-        """Read a stream to its end into a file without a name in ``folder``."""
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 -- closed by whoever closes us
+        """Read a stream to its end into a file without a name in ``folder``, by default that for temporary files.
+
+        Raises InputError where it cannot be kept there.
+        """
         try:
-            shutil.copyfileobj(stream, file, 1 << 20)
-            file.flush()
-            return cls(file, name, strict=False)
-        except BaseException:
-            file.close()
-            raise
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 -- closed by whoever closes us
+            try:
+                shutil.copyfileobj(stream, file, 1 << 20)
+                file.flush()
+                return cls(file, name, strict=False)
+            except BaseException:
+                with suppress(OSError):
+                    file.close()
+                raise
+        except OSError as error:
+            raise InputError(
+                f"{name}: cannot be copied to the folder for temporary files ({error.strerror}); "
+                "make room there, or name another in TMPDIR"
+            ) from None
 
     def digest(self, *, model: str | None = None) -> bytes:
         """Return what identifies the content, together with the model that replaces the lines' own."""

@@ -28,6 +28,8 @@ __all__ = ["JobStore"]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_MOST_TOKENS = 1 << 40  # of a line; a million such lines still fit the 63 bits that SQLite has
+
 _JOB = "id, name, created, model, deadline, source, state, stopped"
 _RESULT = (
     "number, custom_id, status_code, request_id, response, error_code, error_message, "
@@ -42,14 +44,15 @@ def _telling(method: Callable[Concatenate[JobStore, _P], _T]) -> Callable[Concat
     def wrapper(self: JobStore, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return method(self, *args, **kwargs)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise JobError(f"{self.path}: {_remedy(error)}") from error
 
     return wrapper
 
 
-def _remedy(error: sqlite3.Error) -> str:
-    name = getattr(error, "sqlite_errorname", "")
+def _remedy(error: sqlite3.Error | UnicodeDecodeError) -> str:
+    # what is not text where text must be was not written by us
+    name = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "")
     if name == "SQLITE_NOTADB":
         return "not a job store (not an SQLite database); move the file away, or name another under [bulk] store"
     if name.startswith("SQLITE_CORRUPT"):
@@ -59,7 +62,10 @@ def _remedy(error: sqlite3.Error) -> str:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return "another process holds the job store locked; try again when it has ended"
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
-        return f"the job store cannot be read and written ({error}); check the rights of the file and its folder"
+        return (
+            f"the job store cannot be read and written ({error}); check the rights of the file and its folder, "
+            "and the room on its disk"
+        )
     return f"the job store failed: {error}"
 
 
@@ -130,10 +136,11 @@ class JobStore:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
+                self._writer.execute("COMMIT")
             except BaseException:
-                self._writer.execute("ROLLBACK")
+                if self._writer.in_transaction:  # after some faults (a full disk) SQLite has ended it itself
+                    self._writer.execute("ROLLBACK")
                 raise
-            self._writer.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file. May be called again."""
@@ -190,7 +197,7 @@ class JobStore:
     def stop(self, job: int, reason: str | None) -> None:
         """Record why the job stands still; None when it goes on."""
         with self._transaction() as db:
-            db.execute("UPDATE jobs SET stopped = ? WHERE id = ?", (reason, job))
+            db.execute("UPDATE jobs SET stopped = ? WHERE id = ?", (_text(reason), job))
 
     @_telling
     def tally(self, job: int) -> Tally:
@@ -205,6 +212,15 @@ class JobStore:
         return Tally(total, done, failed, input_tokens, output_tokens, whole=state != "loading")
 
     # lines going in
+
+    @_telling
+    def has_asked(self, job: int) -> bool:
+        """Return whether any of the job's lines has ended otherwise than by its own faults."""
+        with self._reading:
+            (asked,) = self._reader.execute(
+                "SELECT EXISTS (SELECT 1 FROM lines WHERE job = ? AND ended IS NOT NULL AND attempts > 0)", (job,)
+            ).fetchone()
+        return bool(asked)
 
     @_telling
     def last_number(self, job: int) -> int:
@@ -277,6 +293,7 @@ class JobStore:
             input_tokens = output_tokens = 0
             for end in ends:
                 error = end.error
+                used_in, used_out = _tokens(end.input_tokens), _tokens(end.output_tokens)
                 changed = db.execute(
                     "UPDATE lines SET state = ?, ended = ?, attempts = attempts + 1, status_code = ?, "
                     "request_id = ?, response = ?, error_code = ?, error_message = ?, input_tokens = ?, "
@@ -285,12 +302,12 @@ class JobStore:
                         "failed" if error else "done",
                         place + 1,
                         end.status_code,
-                        end.request_id,
+                        _text(end.request_id),
                         end.response,
-                        error.code if error else None,
-                        error.message if error else None,
-                        end.input_tokens,
-                        end.output_tokens,
+                        _text(error.code) if error else None,
+                        _text(error.message) if error else None,
+                        used_in,
+                        used_out,
                         end.route,
                         job,
                         end.number,
@@ -301,8 +318,8 @@ class JobStore:
                 place += 1
                 done += error is None
                 failed += error is not None
-                input_tokens += end.input_tokens
-                output_tokens += end.output_tokens
+                input_tokens += used_in
+                output_tokens += used_out
             _count(db, job, done, failed, input_tokens, output_tokens)
 
     @_telling
@@ -353,6 +370,16 @@ class JobStore:
                 (job, after, max_lines),
             )
             return _page((Result(*row) for row in rows), lambda result: len(result.response or b""), max_bytes)
+
+
+def _text(said: str | None) -> str | None:
+    """Return what a provider said as text that can be stored: an escape can say half of a character."""
+    return None if said is None else said.encode("utf-8", "replace").decode()
+
+
+def _tokens(count: int) -> int:
+    """Return a provider's count as one that can be summed over any number of lines, whatever it claims."""
+    return max(0, min(count, _MOST_TOKENS))
 
 
 def _page(entries: Iterable[_T], size: Callable[[_T], int], max_bytes: int) -> list[_T]:

@@ -29,7 +29,8 @@ _BOUND_KEYS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 class Survey:
     """Lines by model, and the tokens that they would use, by the estimate that admission goes by.
 
-    ``output_tokens`` is the most that the lines allow; ``unbounded`` counts those that set no bound.
+    ``output_tokens`` is the most that the lines allow; ``unbounded`` counts those that set no bound. ``faulty``
+    counts those that cannot be used, which is no reason to refuse the others where the input is a stream.
     """
 
     lines: int = 0
@@ -37,6 +38,7 @@ class Survey:
     input_tokens: int = 0
     output_tokens: int = 0
     unbounded: int = 0
+    faulty: int = 0
 
     def add(self, body: Mapping[str, Any]) -> None:
         """Count a line."""
@@ -52,7 +54,7 @@ class Survey:
 
 
 async def survey(file: JsonlFile, parser: LineParser) -> Survey:
-    """Check a file whole, as a job's intake would, and count. Raises InputError where it would be refused."""
+    """Check an input whole, as a job's intake would, and count. Raises InputError where it would be refused."""
     with tempfile.TemporaryDirectory() as folder:
         store = JobStore(Path(folder) / "jobs.db")
         try:
@@ -60,14 +62,15 @@ async def survey(file: JsonlFile, parser: LineParser) -> Survey:
             intake = Intake(store, job, file_chunks(file, parser))
             if not await intake.take_all():
                 raise InputError(f"{file.name}: holds no lines")
-            intake.refuse_faults(file.name)
+            if file.strict:
+                intake.refuse_faults(file.name)
             return await asyncio.to_thread(_count, store, job.id)
         finally:
             store.close()
 
 
 def _count(store: JobStore, job: int) -> Survey:
-    counted = Survey()
+    counted = Survey(faulty=store.tally(job).failed)
     after = 0
     while lines := store.pending(job, after, max_lines=1000, max_bytes=4 << 20):
         for line in lines:

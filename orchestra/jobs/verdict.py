@@ -8,6 +8,7 @@ or stops.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -169,10 +170,12 @@ def _response(parsed: Any, body: bytes) -> bytes:
     if parsed is None:
         text = body[:2000].decode(errors="replace")
         parsed = {"error": {"message": text, "type": "not_json"}}
-    try:
+    with suppress(InputError):
         return encode_json(parsed)
-    except InputError:  # half of a character, which only an escape can say
-        return json.dumps(parsed).encode()
+    try:  # half of a character, which only an escape can say
+        return json.dumps(parsed, allow_nan=False).encode()
+    except (ValueError, RecursionError):  # a number beyond all bounds (1e999), or nested as deep as we can read
+        return _response(None, body)
 
 
 def _seconds(text: str | None) -> float:

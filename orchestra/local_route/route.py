@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -59,6 +60,7 @@ class LocalRoute:
         self._open_engine = open_engine
         self._lock = threading.Lock()
         self._engine: LocalEngine | None = None
+        self._opened_by = 0
 
     @property
     def route(self) -> str:
@@ -145,13 +147,18 @@ class LocalRoute:
             engine = self._engine
             if engine is None:
                 engine = await asyncio.to_thread(self._opened)  # which may import much and look at files
+            elif self._opened_by != os.getpid():
+                raise LocalEngineError(
+                    f"{self.route} was opened before this process was forked, and its threads stayed behind: "
+                    f"fork first, or start processes by the 'spawn' method"
+                )
             await engine.start()
         return engine
 
     def _opened(self) -> LocalEngine:
         with self._lock:
             if self._engine is None:
-                self._engine = self._open_engine(self._config)
+                self._engine, self._opened_by = self._open_engine(self._config), os.getpid()
             return self._engine
 
     def snapshot(self) -> dict[str, Any]:
@@ -166,7 +173,7 @@ class LocalRoute:
     async def aclose(self) -> None:
         """End what the engine is doing, and free it. May be called again."""
         engine, self._engine = self._engine, None
-        if engine is not None:
+        if engine is not None and self._opened_by == os.getpid():
             await engine.close()
 
 

@@ -55,7 +55,8 @@ def parse_instant(text: str, now: float) -> float | None:
             return max(0.0, number - now)
         return number if number >= 0 else None
     if _DURATION.fullmatch(text):
-        return sum(float(amount) * _UNITS[unit] for amount, unit in _PARTS.findall(text))
+        seconds = sum(float(amount) * _UNITS[unit] for amount, unit in _PARTS.findall(text))
+        return seconds if math.isfinite(seconds) else None
     moment = _moment(text)
     return None if moment is None else max(0.0, moment.timestamp() - now)
 

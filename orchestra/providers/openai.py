@@ -8,11 +8,10 @@ wrapper, and a full queue as the first event of a stream with status 200; Groq k
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestra.call import Charge, Headers, Usage
+from orchestra.call import Charge, Headers, Usage, read_json
 from orchestra.policies.retry import Fault, Recovery
 from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader
 from orchestra.providers.estimate import estimate_tokens
@@ -21,6 +20,7 @@ from orchestra.providers.openai_stream import (
     ChatStreamReader,
     PlainStreamReader,
     ResponsesStreamReader,
+    as_error,
     read_usage,
 )
 
@@ -52,6 +52,7 @@ _STATUS_OF = {
 }
 _INPUTS = ("messages", "prompt", "input", "instructions", "tools", "functions", "response_format", "text")
 _MAX_OUTPUTS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_LARGEST_COUNT = 10**9
 _OUTPUT_GUESS = 256
 """Output tokens expected of a call that does not bound them. Corrected when it is settled."""
 _ANSWER_FIELD = {
@@ -99,14 +100,15 @@ class OpenAI(Provider):
 
     def usage(self, endpoint: Endpoint, body: bytes) -> Usage:
         try:
-            answer = json.loads(body)
+            answer = read_json(body)
         except ValueError:
             raise FormatError("the answer is not JSON") from None
         if endpoint is Endpoint.OTHER:
             return read_usage(answer) if isinstance(answer, dict) else Usage()
         field = _ANSWER_FIELD[endpoint]
         if not isinstance(answer, dict) or not isinstance(answer.get(field), list):
-            raise FormatError(f"the answer has no list {field!r}")
+            told = str(_error_object(body).get("message", ""))[:200]
+            raise FormatError(f"the answer has no list {field!r}" + (f" but says: {told}" if told else ""))
         return read_usage(answer)
 
     def stream(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> StreamReader:
@@ -149,7 +151,8 @@ def _sizes(endpoint: Endpoint, payload: Mapping[str, Any]) -> tuple[int, int, in
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """Return a count, None where it is none, or larger than anybody means: that is the provider's to refuse."""
+    return value if type(value) is int and 0 <= value <= _LARGEST_COUNT else None
 
 
 def _used(charge: Charge, usage: Usage) -> Charge:
@@ -160,17 +163,12 @@ def _used(charge: Charge, usage: Usage) -> Charge:
 def _error_object(body: bytes) -> Mapping[str, Any]:
     """Return the error object of an error body, with its wrapper or without; empty where there is none."""
     try:
-        parsed = json.loads(body)
+        parsed = read_json(body)
     except ValueError:
         return {}
     if isinstance(parsed, list) and len(parsed) == 1:
         parsed = parsed[0]
-    if not isinstance(parsed, dict):
-        return {}
-    error = parsed.get("error", parsed)
-    if isinstance(error, str):
-        return {"message": error}
-    return error if isinstance(error, dict) else {}
+    return as_error(parsed.get("error", parsed)) if isinstance(parsed, dict) else {}
 
 
 def _fault(status: int, headers: Headers, error: Mapping[str, Any], now: float) -> Fault:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestra.call import Usage
+from orchestra.call import Usage, read_json
 from orchestra.policies.retry import Fault
 from orchestra.providers.base import FormatError
-from orchestra.providers.sse import EventSplitter, event_data
+from orchestra.providers.sse import BOM, EventSplitter, event_data
 
-__all__ = ["ChatStreamReader", "PlainStreamReader", "ResponsesStreamReader", "read_usage"]
+__all__ = ["ChatStreamReader", "PlainStreamReader", "ResponsesStreamReader", "as_error", "read_usage"]
 
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _LONGEST_FIELD = max(map(len, _FIELDS))
+_LARGEST_COUNT = 10**12
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage:
@@ -26,13 +26,23 @@ def read_usage(answer: Mapping[str, Any]) -> Usage:
         return Usage()
     prompt = _first(usage, "prompt_tokens", "input_tokens")
     output = _first(usage, "completion_tokens", "output_tokens")
+    if prompt is None and output is None:
+        return Usage()
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = _first(details, "cached_tokens") if isinstance(details, Mapping) else 0
-    return Usage(prompt, output, cached, certainty="known")
+    return Usage(prompt or 0, output or 0, cached or 0, certainty="known")
 
 
-def _first(counts: Mapping[str, Any], *names: str) -> int:
-    return next((value for name in names if isinstance(value := counts.get(name), int)), 0)
+def _first(counts: Mapping[str, Any], *names: str) -> int | None:
+    values = (counts.get(name) for name in names)
+    return next((value for value in values if type(value) is int and 0 <= value <= _LARGEST_COUNT), None)
+
+
+def as_error(error: Any) -> Mapping[str, Any]:
+    """Return what stands where an error object should, as one: some servers put only its message there."""
+    if isinstance(error, str):
+        return {"message": error}
+    return error if isinstance(error, Mapping) else {}
 
 
 class PlainStreamReader:
@@ -77,8 +87,8 @@ class _EventReader:
         return rest if rest.strip() and self._keep(rest) else b""
 
     def _check_head(self, data: bytes) -> None:
-        self._head = (self._head or b"") + data.removeprefix(b"\xef\xbb\xbf")
-        line = self._head.lstrip(b"\r\n")
+        self._head = (self._head or b"") + data
+        line = self._head.removeprefix(BOM).lstrip(b"\r\n")
         if line.startswith(_FIELDS):
             self._head = None
         elif len(line) >= _LONGEST_FIELD:
@@ -90,7 +100,7 @@ class _EventReader:
 
     def _parse(self, data: bytes) -> dict[str, Any]:
         try:
-            parsed = json.loads(data)
+            parsed = read_json(data)
         except ValueError:
             raise FormatError("an event's data is not JSON") from None
         if not isinstance(parsed, dict):
@@ -119,8 +129,8 @@ class ChatStreamReader(_EventReader):
         if self.started and b'"error"' not in data and (b'"usage"' not in data or b'"usage":null' in data):
             return True
         chunk = self._parse(data)
-        error = chunk.get("error")
-        if isinstance(error, Mapping) and error:
+        error = as_error(chunk.get("error"))
+        if error:
             self.fault = self._fault_of(error)
             return True
         usage = read_usage(chunk)
@@ -166,14 +176,13 @@ class ResponsesStreamReader(_EventReader):
         parsed = self._parse(data)
         kind = parsed.get("type")
         if kind == "error":
-            nested = parsed.get("error")
-            self.fault = self._fault_of(nested if isinstance(nested, Mapping) else {**parsed, "type": None})
+            self.fault = self._fault_of(as_error(parsed.get("error")) or {**parsed, "type": None})
             return True
         response = parsed.get("response")
         if kind in self._LAST and isinstance(response, Mapping):
             self.ended = True
             self.usage = read_usage(response)
             if kind == "response.failed" and not self.started:
-                self.fault = self._fault_of(response.get("error") or {})
+                self.fault = self._fault_of(as_error(response.get("error")))
         self.started = self.started or kind not in self._PREAMBLE
         return True

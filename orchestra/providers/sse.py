@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["EventSplitter", "event_data"]
+__all__ = ["BOM", "EventSplitter", "event_data"]
 
-_BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+BOM = b"\xef\xbb\xbf"
+"""What a stream may start with, and means nothing."""
+
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n|\r\r")
 _LONGEST = 4
 
 
@@ -40,5 +43,6 @@ class EventSplitter:
 
 def event_data(event: bytes) -> bytes | None:
     """Return an event's data, or None where it has none: a comment, or an empty line."""
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    lines = event.removeprefix(BOM).splitlines()
+    lines = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None

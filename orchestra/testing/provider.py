@@ -163,6 +163,8 @@ class ScriptedProvider:
                 await response.write_eof()
             hit.completed = True
             return response
+        except ConnectionResetError:  # the client went away: nobody is to be told
+            return web.Response()
         finally:
             self.in_flight -= 1
 

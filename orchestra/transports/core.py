@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from orchestra.call import Call, Headers, Outcome
+from orchestra.call import Call, Headers, Outcome, read_json
 from orchestra.errors import (
     AdmissionError,
     AdmissionTimeout,
@@ -30,7 +30,7 @@ from orchestra.errors import (
 from orchestra.policies.traffic import TrafficClass
 from orchestra.tagging import TAG_HEADER, Tag, current_tag, parse_tag
 
-__all__ = ["TransportCore"]
+__all__ = ["TransportCore", "decoded", "encoded"]
 
 _FORMS: tuple[tuple[type[OrchestraError], tuple[int, str, str]], ...] = (
     # error, then status, type and code; the first that matches
@@ -112,13 +112,23 @@ class TransportCore:
         )
 
 
+def decoded(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return a family's raw header lines as ours."""
+    return tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw)
+
+
+def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return our header lines as a family takes them without a guess at their encoding."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
 def _payload(body: bytes) -> Mapping[str, Any] | None:
     """Return the body where it is a JSON object, whatever its headers call it."""
     if body.lstrip()[:1] != b"{":
         return None
     try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
+        parsed = read_json(body)
+    except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else None
 

@@ -8,7 +8,7 @@ import httpx2
 
 from orchestra.call import Outcome
 from orchestra.errors import ConnectionFailed, StreamInterrupted
-from orchestra.transports.core import TransportCore
+from orchestra.transports.core import TransportCore, decoded, encoded
 
 __all__ = ["AsyncOrchestraTransport", "make_client"]
 
@@ -27,14 +27,14 @@ class AsyncOrchestraTransport(httpx2.AsyncBaseTransport):
             outcome = await self._core.handle(
                 request.method,
                 str(request.url),
-                request.headers.multi_items(),
+                decoded(request.headers.raw),
                 await request.aread(),
                 request.extensions.get("timeout", {}),
             )
         except ConnectionFailed as error:
             failure = httpx2.ReadError if error.sent else httpx2.ConnectError
             raise failure(str(error), request=request) from error
-        return httpx2.Response(outcome.status, headers=list(outcome.headers), stream=_Body(outcome, request))
+        return httpx2.Response(outcome.status, headers=encoded(outcome.headers), stream=_Body(outcome, request))
 
 
 class _Body(httpx2.AsyncByteStream):

@@ -1,8 +1,11 @@
 """The alarm rings once, in time."""
 
+import _thread
 import logging
 import threading
 import time
+
+import pytest
 
 from orchestra.budget.alarm import Alarm
 
@@ -22,19 +25,19 @@ def test_it_rings_at_its_instant():
     when = time.monotonic() + 0.05
     alarm.set(when, bell.ring)
     assert bell.rung.wait(5)
-    assert 0 <= bell.times[0] - when < 0.1
+    assert 0 <= bell.times[0] - when < 1.0  # a busy machine is late
 
 
 def test_an_earlier_instant_replaces_a_later_one_and_a_later_one_is_ignored():
     alarm, bell, last = Alarm(), Bell(), Bell()
     now = time.monotonic()
-    alarm.set(now + 0.2, bell.ring)
+    alarm.set(now + 4.0, bell.ring)
     alarm.set(now + 0.02, bell.ring)
-    alarm.set(now + 0.1, bell.ring)
+    alarm.set(now + 3.0, bell.ring)
     alarm.set(now + 0.3, last.ring)
     assert last.rung.wait(5)
     assert len(bell.times) == 1
-    assert bell.times[0] - now < 0.1
+    assert bell.times[0] - now < 2.0
 
 
 def test_it_can_be_set_again_from_inside_its_ring():
@@ -72,3 +75,17 @@ def test_many_bells_in_order():
     alarm.set(now + 0.4, done.set)
     assert done.wait(5)
     assert order == list(range(20))
+
+
+def test_it_tries_again_where_the_system_had_no_thread(monkeypatch):
+    alarm, bell = Alarm(), Bell()
+
+    def none_left(*args):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", none_left)
+        with pytest.raises(RuntimeError, match="new thread"):
+            alarm.set(time.monotonic() + 0.01, bell.ring)
+    alarm.set(time.monotonic() + 0.01, bell.ring)
+    assert bell.rung.wait(5)

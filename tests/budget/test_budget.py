@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 
 import pytest
 
@@ -103,3 +104,21 @@ def test_it_works_without_settings():
         (await pool.acquire(Charge(), traffic=TrafficClass.INTERACTIVE)).settle(Charge())
 
     asyncio.run(call())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_wait_for_its_parents_calls():
+    budget = Budget()
+    limits = LimitsConfig(max_concurrency=1)
+    lease = budget.pool("p", "key", limits, "m").acquire_sync(Charge(), traffic=TrafficClass.BULK)
+    child = os.fork()
+    if child == 0:
+        got = False
+        try:
+            pool = budget.pool("p", "key", limits, "m")
+            pool.acquire_sync(Charge(), traffic=TrafficClass.BULK, queue_bound=1.0).refund()
+            got = True
+        finally:
+            os._exit(0 if got else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    lease.refund()

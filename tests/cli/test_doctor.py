@@ -141,3 +141,14 @@ def test_little_disk(tmp_path, monkeypatch):
     assert doctor.check_disk(tmp_path).state == "ok"
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 1 << 62)
     assert doctor.check_disk(tmp_path).state == "warn"
+
+
+def test_brackets_are_shown_as_they_are(tmp_path):
+    (tmp_path / "orchestra.toml").write_text(
+        "[local.x]\nweights = '/none/[/foo]/[bold]x.gguf'\n[bulk]\nstore = 'folder'\n"
+    )
+    (tmp_path / "folder").mkdir()
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1, done.exception
+    assert "/none/[/foo]/[bold]x.gguf" in done.stdout
+    assert "name another in [bulk]" in done.stdout

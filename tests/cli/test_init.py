@@ -14,6 +14,7 @@ from orchestra import config as settings
 from orchestra.cli.init import TEMPLATE
 from orchestra.cli.main import app
 from orchestra.config import load_config, parse_config
+from orchestra.errors import ConfigError
 
 EXAMPLE = re.compile(r"^# (\[{1,2}[\w.]+\]{1,2}|\w+ = .*)$")
 
@@ -120,3 +121,10 @@ def test_an_existing_file_is_kept(tmp_path):
 def test_a_folder_that_is_not_there(tmp_path):
     refused = CliRunner().invoke(app, ["init", str(tmp_path / "no" / "orchestra.toml")])
     assert "cannot be written" in str(refused.exception)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    for force in ([], ["--force"]):
+        done = CliRunner().invoke(app, ["init", str(tmp_path), *force])
+        assert isinstance(done.exception, ConfigError)
+        assert "is a folder" in str(done.exception)

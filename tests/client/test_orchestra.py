@@ -347,3 +347,23 @@ async def test_a_process_has_a_default(engine: FakeEngine) -> None:
             body = {"model": "local/smollm2", "messages": ASK}
             answer = await client.post("https://api.openai.com/v1/chat/completions", json=body)
             assert answer.json()["choices"][0]["message"]["content"] == "Yellow."
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://",
+        "https:///v1",
+        "http://h:99999/v1",
+        "http://h:x/v1",
+        "http://[::1/v1",
+        "http://h h/v1",
+        "http://me:secret@h/v1",
+        "http://h/v1?api-version=1",
+        "http://h/v1#x",
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_at_once(url: str) -> None:
+    with pytest.raises(orchestra.ConfigError, match=r"providers\.one\.base_url") as caught:
+        Orchestra.from_config({"providers": {"one": {"kind": "openai-compatible", "base_url": url}}})
+    assert "secret" not in str(caught.value)

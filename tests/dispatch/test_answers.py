@@ -10,9 +10,7 @@ import pytest
 from dispatch_lab import QUICK, Lab, chat, config_for, eventually, running, text_of
 
 from orchestra.call import Usage
-from orchestra.errors import (
-    StreamInterrupted,
-)
+from orchestra.errors import AllRoutesFailed, StreamInterrupted
 from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript
 
 
@@ -173,3 +171,57 @@ def test_one_dispatcher_serves_several_loops_one_after_another():
         assert lab.in_flight() == 0
         assert lab.wire._pools == {}
         gc.collect()
+
+
+LIMITED = {"tokens_per_minute": 1000, "requests_per_minute": 100, "max_concurrency": 2}
+
+
+def limited(provider: ScriptedProvider) -> dict[str, Any]:
+    config = config_for({"one": provider})
+    config["providers"]["one"]["limits"] = [LIMITED]
+    return config
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "n"])
+async def test_an_absurd_number_in_a_request_holds_up_nobody(field: str):
+    async with ScriptedProvider() as provider, running(limited(provider)) as lab:
+        calls = [chat(), chat(**{field: 10**400}), chat()]
+        outcomes = await asyncio.wait_for(asyncio.gather(*map(lab.dispatcher.send, calls)), 5)
+        assert [outcome.status for outcome in outcomes] == [200] * 3
+        assert lab.in_flight() == 0
+
+
+@pytest.mark.parametrize("counts", [(10**400, 1), (-(10**9), -1), (True, "9"), (1.5, None), ([], {})])
+async def test_an_absurd_usage_is_not_believed(counts: tuple[Any, Any]):
+    usage = dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
+    answer = Reply(body={"choices": [], "usage": usage})
+    async with ScriptedProvider(default=answer) as provider, running(limited(provider)) as lab:
+        assert (await lab.dispatcher.send(chat())).status == 200
+        (pool,) = lab.budget.snapshot()
+        assert lab.in_flight() == 0
+        assert 0 <= pool["spent"]["tokens"] <= 1000
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("reply", "stream"),
+    [
+        (Reply(body=DEEP), False),
+        (Reply(body=b"data: " + DEEP + b"\n\n"), True),
+        (Reply(body=b'data: {"error": "full"}\n\n'), True),
+        (Reply(500, body=DEEP), False),
+    ],
+)
+async def test_an_answer_made_to_hurt_is_a_fault_like_any(reply: Reply, stream: bool):
+    async with ScriptedProvider([reply]) as provider, running(config_for({"one": provider})) as lab:
+        assert await text_of(await lab.dispatcher.send(chat(stream=stream))) == "Hello, world."
+        assert (len(provider.log), lab.in_flight()) == (2, 0)
+
+
+async def test_a_success_that_says_error_is_told_in_its_words():
+    answer = Reply(body={"error": {"message": "the model is asleep"}})
+    async with ScriptedProvider(default=answer) as provider, running(config_for({"one": provider})) as lab:
+        with pytest.raises(AllRoutesFailed, match="the model is asleep"):
+            await lab.dispatcher.send(chat())

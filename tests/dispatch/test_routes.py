@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from dispatch_lab import NOBODY, REFUSED, chat, config_for, eventually, pointed, running, text_of
 
 from orchestra.call import Call, Outcome
+from orchestra.dispatch import dispatcher
 from orchestra.errors import (
     AllRoutesFailed,
     ConfigError,
@@ -20,6 +22,7 @@ from orchestra.errors import (
     UnknownModelError,
 )
 from orchestra.policies.breaker import CircuitBreaker
+from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import Reply, ScriptedProvider
 
 
@@ -262,7 +265,7 @@ async def test_a_provider_killed_under_load_hands_its_calls_to_the_local_route()
         assert lab.in_flight() == 0
 
 
-async def test_a_failing_engine_falls_back_to_a_provider_and_a_wrong_request_does_not():
+async def test_a_failing_engine_falls_back_to_a_provider():
     async with ScriptedProvider() as provider:
         config = with_local(config_for({"one": provider}))
         config["models"]["fast"]["routes"].reverse()
@@ -270,6 +273,61 @@ async def test_a_failing_engine_falls_back_to_a_provider_and_a_wrong_request_doe
             assert (await lab.dispatcher.send(chat())).route == "one/one-model"
             with pytest.raises(LocalEngineError, match="no memory"):
                 await lab.dispatcher.send(chat("local/small"))
-        async with running(config, local={"small": FakeLocal(InputError("empty", param="messages"))}) as lab:
-            with pytest.raises(InputError):
+
+
+async def test_what_the_engine_cannot_serve_another_route_may():
+    small = {"small": FakeLocal(InputError("the local engine cannot do 'tools'", param="tools"))}
+    async with ScriptedProvider() as provider:
+        config = with_local(config_for({"one": provider}))
+        config["models"]["fast"]["routes"].reverse()
+        async with running(config, local=small) as lab:
+            assert (await lab.dispatcher.send(chat())).route == "one/one-model"
+            with pytest.raises(InputError, match="tools"):
+                await lab.dispatcher.send(chat("local/small"))
+
+
+async def test_an_outage_is_not_told_as_the_callers_fault():
+    small = {"small": FakeLocal(InputError("the local engine cannot do 'tools'", param="tools"))}
+    busy = Reply.error(503, "server_is_overloaded")
+    async with ScriptedProvider(default=busy) as provider:
+        async with running(with_local(config_for({"one": provider})), local=small) as lab:
+            assert (await lab.dispatcher.send(chat())).status == 503
+        async with running(with_local(config_for({"dead": NOBODY})), local=small) as lab:
+            with pytest.raises(AllRoutesFailed, match="tools"):
                 await lab.dispatcher.send(chat())
+
+
+async def test_a_header_that_cannot_be_sent_harms_nobody_else():
+    """A provider is not ill because one caller's request can be written to no wire."""
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        for _ in range(10):
+            call = replace(pointed(provider.base_url + "/chat/completions"), headers=(("x-title", "a\nb"),))
+            with pytest.raises(InputError, match="headers"):
+                await lab.dispatcher.send(call)
+        assert set(lab.dispatcher.snapshot().values()) == {"closed"}
+        assert provider.log == []
+        (pool,) = [pool for pool in lab.budget.snapshot() if pool["granted"]["interactive"]]
+        assert (pool["spent"]["requests"], lab.in_flight()) == (0, 0)
+
+
+async def test_models_by_the_thousand_leave_no_breakers_behind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatcher, "_MANY", 8)
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        provider.script.append(Reply.error(500))
+        await lab.dispatcher.send(chat("one/ill", traffic=TrafficClass.BULK))
+        for number in range(30):
+            await lab.dispatcher.send(chat(f"one/{number}"))
+        assert len(lab.dispatcher.snapshot()) <= 9
+
+
+@pytest.mark.parametrize("depth", [300, 600, 900])
+async def test_a_deeply_nested_request_is_sent_or_refused(depth: int):
+    tools: Any = []
+    for _ in range(depth):
+        tools = [tools]
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        body = json.dumps({"model": "fast", "messages": [], "tools": tools}).encode()
+        url = "http://x.invalid/v1/chat/completions"
+        outcome = await lab.core.handle("POST", url, (), body, {"connect": 1, "read": 1})
+        assert outcome.status in (200, 400)
+        assert (len(provider.log), lab.in_flight()) == (outcome.status == 200, 0)

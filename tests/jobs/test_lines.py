@@ -169,3 +169,19 @@ def test_faults_are_told_together() -> None:
     message = str(faults_error("in.jsonl", faults, 25))
     assert message.startswith("in.jsonl: 25 lines cannot be used\n  line 1: wrong 1\n")
     assert message.endswith("\n  ... and 15 more")
+
+
+@pytest.mark.parametrize("levels", [101, 400, 900, 100_000])
+def test_deep_nesting_is_refused(levels: int) -> None:
+    head = b'{"model": "m", "messages": [{"role": "user", "content": "["}], "x": '
+    line = LineParser().from_json(1, head + b"[" * levels + b"]" * levels + b"}")
+    assert isinstance(line, Fault)
+    assert "nested" in line.message
+
+
+def test_wide_lines_are_not_deep() -> None:
+    content = [{"type": "text", "text": "[{" * 100}] * 200
+    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
+    assert isinstance(LineParser().from_json(1, raw), Line)
+    nested = b"[" * 99 + b"]" * 99
+    assert isinstance(LineParser().from_json(1, b'{"model": "m", "prompt": "x", "y": %s}' % nested), Line)

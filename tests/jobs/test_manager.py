@@ -15,9 +15,8 @@ import pytest
 
 from orchestra.call import ORIGIN, Call, Outcome
 from orchestra.errors import ConnectionFailed, InputError, JobError, JobLocked
-from orchestra.jobs import Job, JobManager, output, runner
+from orchestra.jobs import Job, JobManager, runner
 from orchestra.jobs.lock import JobLock, is_locked
-from orchestra.jobs.record import JobRecord
 from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:
@@ -476,71 +475,3 @@ async def test_a_full_disk_stops_the_job(
             await job.wait()
     assert len(provider.calls) <= 8
     assert (await (await manager.submit(path, job="j")).wait()).done == 40
-
-
-async def test_output_is_openais_batch_format(
-    manager: JobManager, provider: FakeProvider, batch_file: Make, outcome: Make, tmp_path: Path
-) -> None:
-    def script(prompt: str, asked: int) -> Outcome | Exception | None:
-        if prompt == "b":
-            return outcome(400, {"error": {"code": "bad", "message": "no"}})
-        return InputError("too long") if prompt == "ç" else None
-
-    provider.script = script
-    job = await manager.submit(batch_file("a", "b", "ç"), job="j")
-    await job.wait()
-    out = tmp_path / "out.jsonl"
-    out.write_text("old")
-    output.write_output(manager.store, job.record, out)
-    first, second, third = [json.loads(line) for line in out.read_text().splitlines()]
-    usual = json.loads(await outcome().read())
-    assert first["custom_id"] == "id-a"
-    assert first["response"] == {"status_code": 200, "request_id": "req-1", "body": usual}
-    assert first["error"] is None
-    assert second["response"]["status_code"] == 400
-    assert second["response"]["body"]["error"]["code"] == "bad"
-    assert second["error"] is None
-    assert (third["custom_id"], third["response"]) == ("id-ç", None)
-    assert third["error"] == {"code": "invalid_request", "message": "too long"}
-    assert len({first["id"], second["id"], third["id"]}) == 3
-    before = out.read_bytes()
-    output.write_output(manager.store, job.record, out)
-    assert out.read_bytes() == before
-    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
-
-
-def test_output_paths_are_checked(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text("x")
-    (tmp_path / "link").symlink_to(source)
-    for path, told in [
-        (tmp_path, "a folder"),
-        (source, "is the input itself"),
-        (tmp_path / "link", "is the input itself"),
-        (tmp_path / "none" / "out.jsonl", "there is no folder"),
-        (source / "out.jsonl", "there is no folder"),
-        (Path("/dev/null"), "not a regular file"),
-    ]:
-        with pytest.raises(InputError, match=told):
-            output.check_output(path, source=source)
-    output.check_output(tmp_path / "out.jsonl", source=source)
-    output.check_output(source)
-
-
-async def test_an_output_that_cannot_be_written_leaves_the_old_one(
-    manager: JobManager, batch_file: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = await manager.submit(batch_file(1))
-    await job.wait()
-    out = tmp_path / "out.jsonl"
-    out.write_text("old")
-
-    def full(store: object, record: JobRecord) -> Iterator[bytes]:
-        yield b"half"
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(output, "output_lines", full)
-    with pytest.raises(InputError, match="No space left"):
-        output.write_output(manager.store, job.record, out)
-    assert out.read_text() == "old"
-    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]

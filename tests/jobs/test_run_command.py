@@ -189,7 +189,7 @@ def test_bad_input_is_refused_whole(
         (["nowhere.jsonl", "--out", "o"], "nowhere.jsonl: no such file"),
         ([".", "--out", "o"], "a folder"),
         (["empty.jsonl", "--out", "o"], "empty.jsonl: holds no lines"),
-        (["in.jsonl", "--out", "in.jsonl"], "is the input itself"),
+        (["in.jsonl", "--out", "in.jsonl"], "would overwrite the input"),
         (["in.jsonl", "--out", "none/o"], "there is no folder"),
         (["in.jsonl", "--out", "."], "a folder"),
         (["in.jsonl"], "--out"),
@@ -363,3 +363,108 @@ def test_twenty_kills(server: ScriptedProvider, batch_file: Make, tmp_path: Path
     assert sum(asked.values()) - lines <= 8 * kills
     assert while_running >= kills // 2, f"seed {seed}: too few kills hit a running command to mean anything"
     assert not list(tmp_path.glob("out.jsonl.*"))
+
+
+def test_an_interrupt_ends_the_wait_for_a_pipe(server: ScriptedProvider) -> None:
+    os.mkfifo("pipe")
+    for source in ("-", "pipe"):
+        reading, writing = os.pipe()
+        process = subprocess.Popen(
+            [*COMMAND, "run", source, "--out", "out.jsonl"], stdin=reading, stderr=subprocess.PIPE
+        )
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"settings: orchestra.toml\n"  # the next it does is read
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=10)
+        os.close(reading)
+        os.close(writing)
+        assert (process.returncode, err) == (130, b"interrupted before anything was sent\n")
+
+
+def test_results_overwrite_neither_settings_nor_store(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make
+) -> None:
+    batch_file(1)
+    settings = Path("orchestra.toml").read_text()
+    for out, told in (
+        ("orchestra.toml", "the settings"),
+        (".orchestra/jobs.db", "the store"),
+        ("-", "name a file"),
+    ):
+        code, _, err = orchestra("run", "in.jsonl", "--out", out)
+        assert (code, told in err) == (2, True), err
+    assert not server.log
+    assert Path("orchestra.toml").read_text() == settings
+
+
+@pytest.mark.parametrize("arguments", [("x" * 300, "--out", "o"), ("in.jsonl", "--out", "x" * 300)])
+def test_names_that_no_file_can_have(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, arguments: tuple[str, ...]
+) -> None:
+    batch_file(1)
+    code, _, err = orchestra("run", *arguments)
+    assert (code, "File name too long" in err) == (2, True), err
+
+
+def test_results_that_cannot_be_written_are_no_bad_input(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_file(1, 2)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = orchestra("run", "in.jsonl", "--out", "out.jsonl")
+    assert code == 1  # 2 would say that nothing was sent
+    assert "No space left on device" in err
+    assert len(server.log) == 2
+
+
+def test_a_dry_run_checks_the_deadline_too(server: ScriptedProvider, orchestra: Make, batch_file: Make) -> None:
+    batch_file(1)
+    code, _, err = orchestra("run", "in.jsonl", "--out", "o", "--dry-run", "--deadline", "soon")
+    assert (code, "--deadline" in err) == (2, True)
+
+
+def test_jobs_of_a_store_that_cannot_be_opened(server: ScriptedProvider, orchestra: Make) -> None:
+    Path(".orchestra/jobs.db").mkdir(parents=True)
+    for command in (("list",), ("show", "x"), ("results", "x")):
+        code, _, err = orchestra("jobs", *command)
+        assert (code, "cannot be made" in err) == (2, True), err
+
+
+def test_a_deadline_beyond_every_calendar(server: ScriptedProvider, orchestra: Make, batch_file: Make) -> None:
+    batch_file(1)
+    assert orchestra("run", "in.jsonl", "--out", "o", "--job", "j", "--deadline", "1e300")[0] == 0
+    code, out, _ = orchestra("jobs", "show", "j")
+    assert (code, "deadline" in out) == (0, True)
+
+
+def test_no_room_for_a_copy_of_stdin(
+    server: ScriptedProvider, orchestra: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x")))
+    code, _, err = orchestra("run", "-", "--out", "o")
+    assert (code, "TMPDIR" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("section", ["", '[local.small]\nweights = "none.gguf"\n'])
+def test_a_bad_line_of_a_stream_fails_alone(
+    server: ScriptedProvider, orchestra: Make, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    """Whether an engine is configured, for which the input is looked through first, or not."""
+    with Path("orchestra.toml").open("a") as settings:
+        settings.write(section)
+    stream = b'{"model": "fast", "prompt": "x"}\n{broken\n{"model": "fast", "prompt": "y"}\n'
+    for arguments, expected in ((["--dry-run"], 0), ([], 1)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stream)))
+        code, out, err = orchestra("run", "-", "--out", "o", *arguments)
+        assert code == expected, err
+        assert ("would fail: 1" in out) if arguments else ("2 of 3 lines answered, 1 failed" in out)
+    assert len(server.log) == 2

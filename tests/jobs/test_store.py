@@ -270,3 +270,28 @@ def test_two_processes_may_write_at_once(store: JobStore) -> None:
     assert (store.tally(job.id).done, store.jobs()[0].state) == (400, "ended")
     completed = store.completed(job.id, 0, max_lines=999, max_bytes=999)
     assert [result.ended for result in completed] == list(range(1, 401))
+
+
+def test_goes_on_after_a_disk_that_was_full(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs.db")
+    job = store.create("j", created=0.0, model=None, deadline=None, source=None)
+    store._writer.execute("PRAGMA max_page_count = 30")
+    lines = [Line(n, f"id-{n}", "/v1/completions", b"x" * 4000, b"d") for n in range(1, 200)]
+    with pytest.raises(JobError, match="no room left"):
+        store.add(job.id, lines)
+    assert store.tally(job.id).total == 0
+    store._writer.execute("PRAGMA max_page_count = 100000")
+    store.add(job.id, lines)
+    assert store.tally(job.id).total == len(lines)
+    store.close()
+
+
+def test_a_damaged_schema_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    JobStore(path).close()
+    sound = path.read_bytes()
+    damaged = sound.replace(b"CREATE TABLE jobs", b"CREATE T\xcb\x28LE jobs")
+    assert damaged != sound
+    path.write_bytes(damaged)
+    with pytest.raises(JobError, match="damaged"):
+        JobStore(path)

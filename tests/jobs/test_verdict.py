@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -155,3 +155,19 @@ def test_errors_about_all_lines(error: OrchestraError, hopeless: bool, suspect: 
     blocked = judge_error(4, error)
     assert isinstance(blocked, Blocked)
     assert (blocked.hopeless, blocked.suspect) == (hopeless, suspect)
+
+
+@pytest.mark.parametrize("value", ["1e999", "[" * 400 + "]" * 400])
+def test_a_response_is_always_json(value: str) -> None:
+    end = judge_answer(1, Outcome(200, (), _no_body(), "r"), b'{"x": %s, "y": "\\ud83d"}' % value.encode())
+    assert isinstance(end, End)
+    assert end.response is not None
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    json.loads(end.response, parse_constant=refuse)
+
+
+async def _no_body() -> AsyncIterator[bytes]:
+    yield b""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import threading
 
 import anyio
 import pytest
 from engine_lab import Bench, heard
 
 from orchestra.localengine import EngineConfig, SamplingParams
+from orchestra.localengine.stream import DeltaBuffer
 
 LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=5, temperature=0)
@@ -226,3 +228,19 @@ async def test_a_storm_of_cancellations(bench, seed):
 
     await asyncio.gather(*(one(number) for number in range(40)))
     await still_works(bench)
+
+
+async def test_a_read_that_the_collector_ends_inside_a_put_blocks_nothing():
+    """The worker may be the thread in which a dropped read is collected, in the middle of its own `put`."""
+    buffer = DeltaBuffer()
+    read = buffer.get()
+    read.send(None)
+
+    def collected_in_put() -> None:
+        with buffer._lock:
+            read.close()
+
+    thread = threading.Thread(target=collected_in_put, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()

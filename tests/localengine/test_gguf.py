@@ -334,3 +334,10 @@ def test_the_real_model(model_path: Path) -> None:
     )
     assert sum(tensor.numel() for tensor in files.weights.values()) == 134_515_008
     assert files.chat_template is not None
+
+
+def test_weights_that_memory_has_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = TinyGguf().write(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(loader, "available_memory", lambda: 100_000)
+    with pytest.raises(ModelFileError, match=r"weights take .* of memory and 100 KB are free"):
+        load_gguf(path)

@@ -47,3 +47,9 @@ def test_the_smallest_temperatures_are_greedy() -> None:
     scores = logits(3)
     params = [SamplingParams(temperature=t) for t in (1e-300, 1e-38, 1e-9)]
     assert draw(scores, params, [1, 2, 3], [0, 0, 0]) == scores.argmax(-1).tolist()
+
+
+def test_a_top_k_beyond_every_vocabulary_is_off() -> None:
+    scores = logits(3)
+    sampled = [draw(scores, [SamplingParams(top_k=k)] * 3, [1, 2, 3], [0] * 3) for k in (0, 500, 2**70)]
+    assert sampled[0] == sampled[1] == sampled[2]

@@ -18,6 +18,11 @@ NOW = 1_795_950_000.0
 SAMPLES = Path(__file__).parents[1] / "samples"
 
 
+def test_a_wait_beyond_all_numbers_is_none():
+    assert parse_instant("1" * 400 + "h", NOW) is None
+    assert retry_after((), {"message": f"try again in {'9' * 400}s"}, NOW) is None
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

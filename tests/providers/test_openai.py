@@ -238,3 +238,22 @@ def test_endpoints():
     assert OPENAI.endpoint("/chat/completions") is Endpoint.CHAT
     assert OPENAI.endpoint("/completions/") is Endpoint.COMPLETIONS
     assert OPENAI.endpoint("/models") is Endpoint.OTHER
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_stream_is_read_whatever_its_line_ends_and_cuts(end: str, size: int, mark: bytes):
+    lines = ['data: {"choices":', 'data: [{"delta": {"content": "é"}}]}', "", ": hi", "", "data: [DONE]", "", ""]
+    data = mark + end.join(lines).encode()
+    reader = OPENAI.stream(Endpoint.CHAT, {})
+    seen = b"".join(reader.feed(data[start : start + size]) for start in range(0, len(data), size))
+    assert (reader.started, reader.ended, seen + reader.finish()) == (True, True, data)
+
+
+def test_an_error_event_may_be_a_bare_message():
+    chat = OPENAI.stream(Endpoint.CHAT, {})
+    chat.feed(b'data: {"error": "overloaded"}\n\n')
+    responses = OPENAI.stream(Endpoint.RESPONSES, {})
+    responses.feed(b'data: {"type": "response.failed", "response": {"error": "overloaded"}}\n\n')
+    assert [reader.fault and reader.fault.recovery for reader in (chat, responses)] == [Recovery.RETRY] * 2

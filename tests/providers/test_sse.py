@@ -10,7 +10,7 @@ from orchestra.providers.sse import EventSplitter, event_data
 
 @given(
     st.lists(st.sampled_from([b"data: {}", b"event: x\ndata: 1", b": ping", b"data: a\ndata: b"]), min_size=1),
-    st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\n\n"]),
     st.data(),
 )
 def test_any_cut_of_the_bytes_gives_the_same_events(events: list[bytes], end: bytes, data: st.DataObject):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import time
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from orchestra import errors
 from orchestra.call import Call, Outcome
 from orchestra.policies.traffic import TrafficClass
-from orchestra.tagging import TAG_HEADER, bulk, interactive
+from orchestra.tagging import TAG_HEADER, bulk, current_tag, interactive
 from orchestra.transports.core import TransportCore
 
 BODY = json.dumps({"model": "m", "messages": []}).encode()
@@ -110,3 +111,17 @@ async def test_our_errors_are_answers_in_the_providers_form(error: Exception, st
 async def test_a_failed_connection_of_an_unmetered_call_is_the_familys_to_raise():
     with pytest.raises(errors.ConnectionFailed):
         await ask(Recorder(errors.ConnectionFailed("refused", sent=False)))
+
+
+async def test_a_call_shows_no_header_when_it_is_printed():
+    recorder = Recorder()
+    await ask(recorder, headers={"authorization": "Bearer top-secret"})
+    assert "top-secret" not in repr(recorder.calls[0])
+
+
+def test_a_block_may_end_in_another_context_than_it_began_in():
+    """As a generator does that a framework starts in one thread and finishes in another."""
+    block = bulk()
+    contextvars.copy_context().run(block.__enter__)
+    block.__exit__(None, None, None)
+    assert current_tag() is None

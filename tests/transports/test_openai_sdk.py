@@ -16,9 +16,11 @@ import openai
 import pytest
 from dispatch_lab import NOBODY, Lab, config_for, eventually, running
 
+from orchestra.call import Call, Outcome
 from orchestra.tagging import bulk, interactive
 from orchestra.testing import Reply, ScriptedProvider, StreamScript
 from orchestra.transports import Family, make_client, make_transport
+from orchestra.transports.core import TransportCore
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 REFUSED = Reply.error(429, "rate_limit_exceeded", kind="requests", headers={"retry-after": "0.01"})
@@ -257,6 +259,33 @@ async def test_clients_have_the_defaults_of_the_official_ones(family: Family):
         for make in (make_client, make_transport):
             with pytest.raises(ValueError, match="requests"):
                 make("requests", lab.core)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("value", ["café".encode("latin-1"), "€".encode()])
+async def test_header_bytes_pass_in_both_directions_as_they_are(family: Family, value: bytes):
+    text = value.decode("latin-1")
+
+    async def echo(call: Call) -> Outcome:
+        assert ("x-title", text) in call.headers
+        return Outcome(200, (("x-title", text),), aiter_of(b"{}"), "")
+
+    async with make_client(family, TransportCore(echo)) as client:
+        response = await client.post("http://x.invalid/v1/chat/completions", headers={"x-title": value})
+        assert (b"x-title", value) in response.headers.raw
+
+
+async def aiter_of(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+async def test_the_bound_of_an_unmetered_call_is_not_tried_again(family: Family):
+    async with (
+        ScriptedProvider(default=Reply(delay=5)) as provider,
+        sdk(family, config_for({"one": provider}), base_url=provider.base_url) as (client, _),
+    ):
+        with interactive(timeout=0.2), pytest.raises(openai.APIStatusError, match="bound"):
+            await client.models.list()
+        assert len(provider.log) == 1
 
 
 async def test_chunks_are_handed_on_as_they_come(family: Family):

@@ -33,7 +33,7 @@ class Plan:
     alone: int = 20
     loaded: int = 32
     rate: float = 0.4
-    backlog: int = 24
+    backlog: int = 16
     seed: int = 20
 
 
