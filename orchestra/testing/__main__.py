@@ -8,11 +8,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
+from typing import TYPE_CHECKING
 
-from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript
+from orchestra.testing import Limits, Reply, StreamScript
+
+if TYPE_CHECKING:
+    from orchestra.testing import ScriptedProvider
 
 
 def main() -> None:
+    try:
+        from orchestra.testing import ScriptedProvider
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
     parser = argparse.ArgumentParser(prog="python -m orchestra.testing", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
     parser.add_argument("--service-time", type=float, default=0.0, metavar="SECONDS", help="before each answer")
