@@ -1,4 +1,5 @@
 # Each target does its own set-up. What is there already is not made again.
+# PYTHON=/path/to/python3.12 names the Python to make .venv with; where .venv was made with another, set-up says so.
 
 PYTHON ?=
 export PYTHON

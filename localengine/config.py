@@ -38,7 +38,7 @@ class EngineConfig:
     block_size: int = 16
     kv_bytes: int | None = None
     threads: int | None = None
-    ttft_target_ms: float = 120.0
+    ttft_target_ms: float = 200.0
     tpot_target_ms: float = 150.0
     bulk_min_share: float = 0.0
     interactive_slots: int = 2

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from orchestra import errors
     from orchestra.chat_stream import ChatStream
     from orchestra.client import Orchestra, http_client
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
         AllRoutesFailed,
         BudgetExceeded,
         CallError,
+        CallTimeout,
         ConfigError,
         ConnectionFailed,
+        DeadlineExceeded,
         InputError,
         JobError,
         JobLocked,
@@ -42,12 +45,14 @@ __all__ = [
     "AllRoutesFailed",
     "BudgetExceeded",
     "CallError",
+    "CallTimeout",
     "ChatCompletion",
     "ChatCompletionChunk",
     "ChatStream",
     "Config",
     "ConfigError",
     "ConnectionFailed",
+    "DeadlineExceeded",
     "InputError",
     "Job",
     "JobError",
@@ -82,6 +87,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        globals()[name] = installed = import_module("importlib.metadata").version("orchestra-llm")
+        return installed
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = import_module(f"{__name__}.{_HOMES.get(name, 'errors')}")
@@ -90,4 +98,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

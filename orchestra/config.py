@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -78,13 +80,25 @@ class ProviderConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _default_base_url(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "base_url" not in data and data.get("kind") in DEFAULT_BASE_URLS:
-            return {**data, "base_url": DEFAULT_BASE_URLS[data["kind"]]}
+        if isinstance(data, dict) and "base_url" not in data:
+            default = next((url for kind, url in DEFAULT_BASE_URLS.items() if kind == data.get("kind")), None)
+            return data if default is None else {**data, "base_url": default}
         return data
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _known_kind(cls, value: Any) -> Any:
+        if value not in ("openai", "openai-compatible"):
+            raise ValueError(
+                'must be "openai" or "openai-compatible": these are the kinds there are, and others come later'
+            )
+        return value
 
     @field_validator("base_url")
     @classmethod
-    def _http_url(cls, value: str) -> str:
+    def _http_url(cls, value: str, info: ValidationInfo) -> str:
+        if not value and "kind" not in info.data:
+            return value  # whether one is needed depends on the kind, which is at fault itself
         if not value.startswith(("http://", "https://")):
             raise ValueError("must be the http(s) address that the official SDK would take as its base_url")
         try:
@@ -162,7 +176,7 @@ class TrafficConfig(_Section):
     @classmethod
     def _auto_or_share(cls, value: Any) -> Any:
         if value != "auto" and not (type(value) in (int, float) and 0 <= value <= 0.9):
-            raise ValueError('must be "auto" or a number from 0 to 0.9')
+            raise ValueError('must be "auto" or a share from 0 to 0.9')
         return value
 
 
@@ -234,22 +248,53 @@ def parse_config(data: Mapping[str, Any], *, source: str = "config") -> Config:
     try:
         return Config.model_validate(dict(data))
     except ValidationError as error:
-        faults = [_describe(fault) for fault in error.errors(include_url=False, include_input=False)]
-        raise ConfigError(f"{source}: " + "; ".join(faults)) from None
+        faults = _without_consequences(error.errors(include_url=False, include_input=False))
+        raise ConfigError(f"{source}: " + "; ".join(map(_describe, faults))) from None
 
 
 _WORDS = {
     "dict_type": "must be a section",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
     "missing": "is missing",
     "model_type": "must be a section",
     "string_too_short": "must not be empty",
+    "string_type": "must be a string",
     "tuple_type": "must be a list",
 }
 """What pydantic's types of faults mean to someone who writes TOML."""
 
 
+def _without_consequences(faults: Sequence[Any]) -> list[Any]:
+    """Return the faults, misspelt keys first, without the keys that are missing because they were misspelt."""
+    unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
+    meant = set()
+    for fault in unknown:
+        *parents, key = fault["loc"]
+        meant |= {(*parents, close) for close in _close(str(key), _known_keys(parents))}
+    rest = [
+        fault
+        for fault in faults
+        if fault not in unknown and not (fault["type"] == "missing" and fault["loc"] in meant)
+    ]
+    return unknown + rest
+
+
+def _place(path: Sequence[Any]) -> str:
+    """Write a path as TOML would: `providers.acme.limits[0]`, and `models."gpt-5.1"`."""
+    place = ""
+    for part in path:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part != "[key]":
+            key = part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'"{part}"'
+            place += f".{key}" if place else key
+    return place
+
+
 def _describe(fault: Any) -> str:
-    where = ".".join(str(part) for part in fault["loc"])
+    where = _place(fault["loc"])
     if fault["type"] == "extra_forbidden":
         *parents, key = fault["loc"]
         return f"unknown key {where!r}" + _nearest(str(key), _known_keys(parents))
@@ -259,7 +304,7 @@ def _describe(fault: Any) -> str:
     return f"{where}: {message}" if where else message
 
 
-def _known_keys(path: list[Any]) -> list[str]:
+def _known_keys(path: Sequence[Any]) -> list[str]:
     """Return the keys that are allowed in the section at ``path``."""
     sections: dict[str, type[_Section]] = {
         "providers": ProviderConfig,
@@ -283,9 +328,13 @@ def _without_nul(name: str) -> str:
     return name
 
 
+def _close(word: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(word, known, n=1)
+
+
 def _nearest(word: str, known: Any) -> str:
     options = list(known)
-    close = difflib.get_close_matches(word, options, n=1)
+    close = _close(word, options)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known here: {', '.join(sorted(options))}" if options else ""

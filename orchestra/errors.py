@@ -13,6 +13,8 @@
     ├── CallError                  a call that was sent, or tried to be
     │   ├── ProviderError          the provider answered with an error: status, code, retry_after
     │   ├── ConnectionFailed       no usable answer came: refused, reset, timed out, or not the endpoint's format
+    │   ├── CallTimeout            no answer within the timeout that the caller gave its HTTP request
+    │   │   └── DeadlineExceeded   its own timeout or deadline passed while it was being answered
     │   ├── StreamInterrupted      a stream broke after content had been shown, so it may not be retried
     │   └── AllRoutesFailed        every route of the model was tried; `attempts` tells each one's end
     ├── LocalEngineError           the in-process engine could not load or answer
@@ -30,8 +32,10 @@ __all__ = [
     "AllRoutesFailed",
     "BudgetExceeded",
     "CallError",
+    "CallTimeout",
     "ConfigError",
     "ConnectionFailed",
+    "DeadlineExceeded",
     "InputError",
     "JobError",
     "JobLocked",
@@ -128,6 +132,14 @@ class ConnectionFailed(CallError):
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+class CallTimeout(CallError):
+    """No answer came within the timeout that the caller gave its HTTP request."""
+
+
+class DeadlineExceeded(CallTimeout):
+    """The call's own timeout or deadline passed while it was being answered."""
 
 
 class StreamInterrupted(CallError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -147,3 +148,31 @@ def test_import_orchestra_is_light():
     assert all(run.stdout.startswith("[] ") for run in runs), runs[0].stdout
     # processor seconds, and the best of three: the machine may be busy with something else
     assert min(float(run.stdout.split()[-1]) for run in runs) < 0.2
+
+
+def test_the_testing_server_says_what_it_needs():
+    code = (
+        "import runpy, sys; sys.modules['aiohttp'] = None; sys.argv = ['testing', '--help'];"
+        "runpy.run_module('orchestra.testing', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "orchestra.testing needs aiohttp: pip install 'orchestra-llm[testing]'\n"
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_the_readmes_first_program_runs_as_it_stands(tmp_path):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = next(block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "asyncio.run" in block)
+    env = {key: value for key, value in os.environ.items() if not key.endswith("_API_KEY")}
+    subprocess.run(
+        [sys.executable, "-c", "from orchestra.cli.main import main; main()", "init"],
+        cwd=tmp_path,
+        env=env,
+        check=True,
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) >= 2

@@ -102,3 +102,18 @@ def test_what_is_installed_is_what_was_tested(clone, tmp_path):
     setup(clone, python=fake(tmp_path / "bin", "fine", FAKE_PYTHON))
     (install,) = (clone / "installs").read_text().splitlines()
     assert "--constraint constraints.txt --editable .[all]" in install
+
+
+def test_another_python_than_the_environment_was_made_with(clone, tmp_path):
+    first, second = (
+        fake(tmp_path / "bin", name, FAKE_PYTHON.replace("echo 3.12 ;;", f'echo "3.12.0 in /{name}" ;;'))
+        for name in ("first", "second")
+    )
+    assert setup(clone, python=first).returncode == 0
+    sentence = said(setup(clone, python=second))
+    assert ".venv was made with Python 3.12.0 in /first" in sentence
+    assert f"PYTHON={second} is Python 3.12.0 in /second" in sentence
+    assert "make clean" in sentence
+    assert setup(clone, python=first).returncode == 0
+    assert setup(clone).returncode == 0
+    assert "does not run" in said(setup(clone, python="no-such-python"))

@@ -62,6 +62,9 @@ def doctor(
 
     findings = list(examine(config, deep=deep))
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")  # a path that is cut cannot be used
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     for finding in findings:
         table.add_row(Text(f"{finding.state:4}", styles[finding.state]), finding.name, finding.detail)
@@ -77,15 +80,16 @@ def examine(path: Path | None = None, *, deep: bool = False) -> Iterator[Finding
     yield check_python(sys.version_info[:3])
     config, finding = check_config(path)
     yield finding
-    needs_engine = bool(config.local)
+    # where the settings cannot be read, nothing is known of the models, keys and store that they name
+    needs_engine = config is not None and bool(config.local)
     yield from check_packages(needs_engine=needs_engine)
     if importlib.util.find_spec("torch") is not None:
         yield from check_torch()
     yield check_disk(Path.cwd())
-    if needs_engine:
+    if config is not None:
         yield from check_models(config, deep=deep)
-    yield from check_keys(config)
-    yield check_store(Path(config.bulk.store))
+        yield from check_keys(config)
+        yield check_store(Path(config.bulk.store))
 
 
 def check_python(running: tuple[int, ...]) -> Finding:
@@ -95,15 +99,17 @@ def check_python(running: tuple[int, ...]) -> Finding:
     return Finding("Python", "ok", f"{shown} ({sys.executable})")
 
 
-def check_config(path: Path | None) -> tuple[Config, Finding]:
-    """Return the settings to go on with, the embedded defaults where they are invalid."""
-    from orchestra.client import DEFAULTS
-
+def check_config(path: Path | None) -> tuple[Config | None, Finding]:
+    """Return the settings, or None where they are missing or invalid."""
+    file = path or DEFAULT_CONFIG
     try:
         config, origin = find_settings(path)
     except ConfigError as error:
-        remedy = f"correct {path or DEFAULT_CONFIG}, or start anew: orchestra init --force"
-        return DEFAULTS, Finding("settings", "fail", str(error), remedy)
+        if not os.path.exists(file):
+            return None, Finding(
+                "settings", "fail", f"{file}: no such file", "name a file that exists in --config"
+            )
+        return None, Finding("settings", "fail", str(error), f"correct {file}")
     return config, Finding("settings", "ok", origin)
 
 
@@ -184,10 +190,10 @@ def check_models(config: Config, *, deep: bool) -> Iterator[Finding]:
     from orchestra.localengine.errors import ModelFileError
     from orchestra.localengine.weights import registry
 
-    for section in config.local.values():
-        name = f"model {section.weights}"
-        if section.weights not in registry.KNOWN:
-            if Path(section.weights).expanduser().is_file():
+    for weights in dict.fromkeys(section.weights for section in config.local.values()):
+        name = f"model {weights}"
+        if weights not in registry.KNOWN:
+            if Path(weights).expanduser().is_file():
                 yield Finding(name, "ok", "a file of yours")
             else:
                 known = ", ".join(sorted(registry.KNOWN))
@@ -195,11 +201,12 @@ def check_models(config: Config, *, deep: bool) -> Iterator[Finding]:
                     name, "fail", "no such file, nor a known model", f"name a .gguf file, or one of: {known}"
                 )
             continue
-        pull = f"orchestra model pull {section.weights}"
+        pull = f"orchestra model pull {weights}"
         try:
-            path = registry.verify(section.weights) if deep else registry.resolve(section.weights)
+            path = registry.verify(weights) if deep else registry.resolve(weights)
         except ModelFileError as error:
-            yield Finding(name, "fail", str(error), pull)
+            # the error names the same remedy at its end, for those who meet it elsewhere
+            yield Finding(name, "fail", str(error).partition(f"run `{pull}")[0].rstrip(" :;,"), pull)
         else:
             yield Finding(name, "ok", f"{path}{' (content checked)' if deep else ''}")
 

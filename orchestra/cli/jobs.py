@@ -48,10 +48,10 @@ def show(name: _Name, config: _Config = None) -> None:
     with _store(config) as store:
         record = _find(store, name)
         assert store is not None
-        tally = store.tally(record.id)
+        tally, state = store.tally(record.id), _state(store, record)
         facts = [
             ("job", record.name),
-            ("state", _state(store, record)),
+            ("state", state),
             ("begun", _instant(record.created)),
             ("deadline", _instant(record.deadline) if record.deadline else None),
             ("model", record.model or "as each line says"),
@@ -59,7 +59,7 @@ def show(name: _Name, config: _Config = None) -> None:
             ("answered", f"{tally.done:,}"),
             ("failed", f"{tally.failed:,}"),
             ("tokens", f"{tally.input_tokens:,} in, {tally.output_tokens:,} out"),
-            ("stopped", record.stopped),
+            ("waiting" if state == "running" else "stopped", record.stopped if state != "ended" else None),
         ]
         for title, fact in facts:
             if fact is not None:

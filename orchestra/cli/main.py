@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+import orchestra
 from orchestra.cli.demo.command import demo
 from orchestra.cli.doctor import doctor
 from orchestra.cli.init import init
@@ -54,9 +55,7 @@ app.add_typer(model_app, name="model")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"orchestra {version('orchestra-llm')}")
+        typer.echo(f"orchestra {orchestra.__version__}")
         raise typer.Exit
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from orchestra.cli.run_display import RunDisplay
     from orchestra.client import Orchestra
     from orchestra.config import Config
-    from orchestra.jobs import Job, JsonlFile, Progress
+    from orchestra.jobs import Job, JobRecord, JsonlFile, Progress, Survey
 
 __all__ = ["run"]
 
@@ -65,15 +68,18 @@ def run(
     """
     from orchestra.cli.run_display import RunDisplay
     from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
-    from orchestra.jobs import check_output
+    from orchestra.jobs import check_output, checked_name
 
+    seconds = _seconds(deadline)
+    if job is not None:
+        checked_name(job)
     settings, origin = find_settings(config)
     others = {"input": Path(source), "settings": config or DEFAULT_CONFIG, "store": Path(settings.bulk.store)}
     check_output(out, **others)
     display = RunDisplay()
     if config is None:
         display.say(f"settings: {origin}")
-    command = _Run(settings, display, out, model=model, deadline=_seconds(deadline), name=job)
+    command = _Run(settings, display, out, model=model, deadline=seconds, name=job)
     try:
         # read here, and not in a thread: an interrupt ends a read of a pipe that nobody writes to
         with _open(source) as file:
@@ -138,6 +144,12 @@ class _Run:
         async with Orchestra(self._settings) as orc:
             with _nothing_sent():
                 survey = await orc.jobs.survey(file, model=self._model)
+                self._check_weights(survey)
+                name = await self._named(file)
+                if self._recorded(orc, name) is not None:
+                    self._display.say(
+                        f"job {name}: exists already; the run goes on with it if its lines are these"
+                    )
             self._display.survey(file.name, survey, {model: self._routes(model) for model in survey.models})
         return 0
 
@@ -163,10 +175,13 @@ class _Run:
     async def _start_engines(self, orc: Orchestra, file: JsonlFile) -> None:
         """Start the engines that are some model's only route: one that does not start is told before the job is.
 
-        The file is read once more for it, which is nothing beside what an engine takes to answer.
+        None is for a job that has ended, or that another process runs: it will be asked nothing. The file is read
+        once more for it, which is nothing beside what an engine takes to answer.
         """
         from orchestra.errors import InputError, LocalEngineError
+        from orchestra.jobs import is_locked
 
+        orc.jobs.check_model(self._model)
         names = (
             [self._model]
             if self._model
@@ -174,22 +189,49 @@ class _Run:
         )
         if not any(self._is_local(name) for name in names):
             return
+        name = await self._named(file)
+        record = self._recorded(orc, name)
+        if record is not None and (record.state == "ended" or is_locked(orc.jobs.store.path, name)):
+            return
         survey = await orc.jobs.survey(file, model=self._model)
+        self._check_weights(survey)
         for model in filter(self._is_local, survey.models):
             for route in self._routes(model):
                 self._display.say(f"starting the engine of {route}")
                 try:
-                    await orc.engine(route.partition("/")[2])
+                    with _leaving_at_once(self.farewell()):
+                        await orc.engine(route.partition("/")[2])
                 except LocalEngineError as error:
                     raise InputError(f"model {model!r}: {route}: {error}") from error
+
+    def _check_weights(self, survey: Survey) -> None:
+        """Raise InputError where an engine that is some model's only route has no file to load."""
+        from orchestra.errors import InputError
+
+        for model in filter(self._is_local, survey.models):
+            from orchestra.localengine.errors import ModelFileError
+            from orchestra.localengine.weights.registry import resolve
+
+            for route in self._routes(model):
+                try:
+                    resolve(self._settings.local[route.partition("/")[2]].weights)
+                except ModelFileError as error:
+                    raise InputError(f"model {model!r}: {route}: {error}") from error
+
+    def _recorded(self, orc: Orchestra, name: str) -> JobRecord | None:
+        """Return what the ledger has of the job; it is not made where there is none."""
+        return orc.jobs.store.find(name) if Path(self._settings.bulk.store).exists() else None
+
+    async def _named(self, file: JsonlFile) -> str:
+        if self._name is None:
+            self._name = await asyncio.to_thread(_job_name, file, self._model)
+        return self._name
 
     def _is_local(self, model: str) -> bool:
         return all(route.startswith("local/") for route in self._routes(model))
 
     async def _submit(self, orc: Orchestra, file: JsonlFile) -> Job:
-        name = self._name
-        if name is None:
-            name = await asyncio.to_thread(_job_name, file, self._model)
+        name = await self._named(file)
         submitting = orc.jobs.submit(file, model=self._model, job=name, deadline=self._deadline)
         with self._display.checking(file.size) as show:
             return await _watched(submitting, lambda: show(file.read_bytes))
@@ -211,7 +253,7 @@ class _Run:
             self._display.say(f"job {job.name}: going on after {progress}")
         try:
             with self._display.running(job.name) as show:
-                progress = await _watched(job.wait(), lambda: show(self._look(job)))
+                progress = await _watched(job.wait(), lambda: show(_with_outage(self._look(job), orc)))
         except JobError as error:
             self._display.say(f"orchestra: {error}".replace("submit it again", "run the same command again"))
             return 1
@@ -219,6 +261,25 @@ class _Run:
         failures = await asyncio.to_thread(orc.jobs.store.failures, job.record.id)
         self._display.summary(progress, failures, seconds=time.monotonic() - began, out=self._out)
         return 1 if progress.failed else 0
+
+
+@contextmanager
+def _leaving_at_once(farewell: str) -> Iterator[None]:
+    """Let an interrupt end the process where it stands: a model that is being loaded cannot be stopped.
+
+    Only for where nothing has been sent and the ledger holds nothing of ours.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        sys.stderr.write(f"{farewell}\n")
+        sys.stderr.flush()
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 async def _watched(work: Coroutine[Any, Any, T], look: Callable[[], None]) -> T:
@@ -232,6 +293,14 @@ async def _watched(work: Coroutine[Any, Any, T], look: Callable[[], None]) -> T:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _with_outage(progress: Progress, orc: Orchestra) -> Progress:
+    """Say that no route answers, while the job's calls still try: the job itself hears of it when they give up."""
+    routes = orc.snapshot()["routes"]
+    if progress.waiting is not None or not routes or "closed" in routes.values():
+        return progress
+    return replace(progress, waiting=f"no answer from {', '.join(routes)} so far; it is tried again and again")
 
 
 def _job_name(file: JsonlFile, model: str | None) -> str:

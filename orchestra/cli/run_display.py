@@ -58,7 +58,7 @@ class RunDisplay:
             yield self._lines(name)
             return
         with self._bar(name, None) as (bar, task):
-            yield lambda job: bar.update(task, completed=job.done + job.failed, total=job.total, state=str(job))
+            yield lambda job: bar.update(task, completed=job.done + job.failed, total=job.total, state=_told(job))
 
     @contextmanager
     def _bar(self, title: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
@@ -69,12 +69,14 @@ class RunDisplay:
 
     def _lines(self, name: str) -> Callable[[JobProgress], None]:
         due = time.monotonic() + LINE_EVERY
+        waiting = False
 
         def show(job: JobProgress) -> None:
-            nonlocal due
-            if time.monotonic() >= due:
-                due += LINE_EVERY
-                self.say(f"{name}: {job}")
+            nonlocal due, waiting
+            began, waiting = job.waiting is not None and not waiting, job.waiting is not None
+            if began or time.monotonic() >= due:
+                due = time.monotonic() + LINE_EVERY
+                self.say(f"{name}: {_told(job)}")
 
         return show
 
@@ -101,4 +103,12 @@ class RunDisplay:
             self._results.print(f"  {model}: {count:,} lines, by {', then '.join(routes[model])}")
         if survey.faulty:
             self._results.print(f"  lines that cannot be used and would fail: {survey.faulty:,}")
+        local = [route for model in survey.models for route in routes[model] if route.startswith("local/")]
+        if local:
+            names = ", ".join(dict.fromkeys(local))
+            self._results.print(f"  the lengths of prompts for {names} are checked when the run starts its engine")
         self._results.print("nothing was sent")
+
+
+def _told(job: JobProgress) -> str:
+    return f"{job}; waiting: {job.waiting}" if job.waiting else str(job)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Literal
 
 from orchestra.call import Headers, Outcome, Usage
+from orchestra.dispatch.bounds import Bounds
 from orchestra.errors import ConnectionFailed, StreamInterrupted
 from orchestra.providers import FormatError, StreamReader
 
@@ -34,7 +35,7 @@ class AnswerBody:
 
     A break raises StreamInterrupted. ``on_end`` runs once: as soon as the reader has seen the last event, on a
     break, on `aclose`, when the reading task is cancelled, or when the garbage collector finds the body dropped.
-    ``time_left`` tells the seconds that the call has left, or None.
+    ``bounds`` tells how long the call has left.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class AnswerBody:
         close: Callable[[], Awaitable[None]],
         reader: StreamReader,
         on_end: Callable[[End, Usage], None],
-        time_left: Callable[[], float | None],
+        bounds: Bounds,
     ) -> None:
         self._route = route
         self._held = held
@@ -54,7 +55,7 @@ class AnswerBody:
         self._close = close
         self._reader = reader
         self._ending = Ending(on_end)
-        self._time_left = time_left
+        self._bounds = bounds
         self._over = False
         self._outcome: Callable[[], Outcome | None] = lambda: None
         self._finalizer = weakref.finalize(
@@ -87,7 +88,7 @@ class AnswerBody:
 
     async def _read_on(self) -> None:
         try:
-            async with asyncio.timeout(self._time_left()):
+            async with asyncio.timeout(self._bounds.time_left()):
                 chunk = await anext(self._source, None)
             self._held = self._reader.finish() if chunk is None else self._reader.feed(chunk)
             self._end_when_read()
@@ -99,7 +100,9 @@ class AnswerBody:
             await self._end("broken")
             if not self._reader.ended:
                 self._held = b""
-                reason = "its time was up" if isinstance(error, TimeoutError) else str(error)
+                reason = (
+                    f"no more within {self._bounds.whole()}" if isinstance(error, TimeoutError) else str(error)
+                )
                 raise StreamInterrupted(f"{self._route} broke off: {reason}") from error
         except BaseException:
             await self._end("dropped")
@@ -138,14 +141,14 @@ def _forgotten(
 _closing: set[asyncio.Future[None]] = set()
 
 
-async def bounded(body: AsyncIterator[bytes], time_left: Callable[[], float | None]) -> AsyncIterator[bytes]:
-    """Yield ``body``, and break it off with StreamInterrupted when the time is up."""
+async def bounded(body: AsyncIterator[bytes], bounds: Bounds) -> AsyncIterator[bytes]:
+    """Yield a body that is made in this process; break it off with StreamInterrupted when a wait is too long."""
     while True:
         try:
-            async with asyncio.timeout(time_left()):
+            async with asyncio.timeout(bounds.wait_left()):
                 chunk = await anext(body, None)
         except TimeoutError:
-            raise StreamInterrupted("the answer broke off: its time was up") from None
+            raise StreamInterrupted(f"the answer broke off: no more within {bounds.wait()}") from None
         if chunk is None:
             return
         yield chunk

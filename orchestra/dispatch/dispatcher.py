@@ -8,19 +8,31 @@ here serves passes through untouched.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from orchestra.budget import Budget
 from orchestra.call import Call, Outcome
 from orchestra.config import Config
 from orchestra.dispatch.answer_body import AnswerBody, bounded
+from orchestra.dispatch.bounds import Bounds
 from orchestra.dispatch.exchange import Exchange, Failed
 from orchestra.dispatch.route_table import LocalAnswerer, RouteTable, Target
 from orchestra.durations import format_duration
-from orchestra.errors import AdmissionError, AllRoutesFailed, ConnectionFailed, InputError, LocalEngineError
+from orchestra.errors import (
+    AdmissionError,
+    AllRoutesFailed,
+    CallTimeout,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InputError,
+    LocalEngineError,
+)
 from orchestra.observe.events import Event, EventBus, EventKind
 from orchestra.policies.breaker import CircuitBreaker
 from orchestra.policies.retry import Fault, Recovery, RetryBudget, RetryPolicy
@@ -32,6 +44,8 @@ from orchestra.wire import Wire
 __all__ = ["Dispatcher"]
 
 _MANY = 1024
+_STARTING = frozenset({"unused", "loading"})
+_log = logging.getLogger(__name__)
 
 
 class Dispatcher:
@@ -63,6 +77,7 @@ class Dispatcher:
         self.events = events or EventBus()
         self._lock = threading.Lock()  # over breakers and retry budgets, which are plain objects
         self._breakers: dict[str, CircuitBreaker] = {}
+        self._faults: dict[str, str] = {}  # what last spoke against a route, while its breaker counts
         self._paused: dict[tuple[str, str], float] = {}  # spent accounts, by name and key: until when
         self._retries = {traffic: RetryBudget() for traffic in TrafficClass}
 
@@ -82,13 +97,14 @@ class Dispatcher:
         when no route would do. A stream's outcome is returned with its first content at hand.
 
         Raises UnknownModelError and InputError where the call cannot be sent, AdmissionError where the budget
-        would not let it go in time, AllRoutesFailed where no answer came; ConfigError where a key cannot be had.
-        Reading a stream's body raises StreamInterrupted. A call that is not metered raises ConnectionFailed too.
+        would not let it go in time, CallTimeout where its time was up, AllRoutesFailed where no answer came;
+        ConfigError where a key cannot be had. Reading a stream's body raises StreamInterrupted. A call that is
+        not metered raises ConnectionFailed too.
         """
         targets = self._routes.targets(call)
         first = targets[0] if targets else None
         if first is None:
-            self._emit("passed_through", call)
+            self._tell_passed_through(call)
             return await self._forward(call, None)
         if first.account is not None and (first.model is None or call.method != "POST"):
             return await self._forward(call, first)
@@ -98,7 +114,9 @@ class Dispatcher:
         started = self._clock()
         limit = min(_or_inf(call.expires_at), started + _or_inf(call.queue_bound))
         itinerary = Itinerary(len(targets))
+        bounds = Bounds(call, started, self._clock)
         failures: list[tuple[str, Failed]] = []
+        missed, waited = 0, False  # turns at a cooling route that another call took as its probe
         claimed = False  # a retry, out of the retry budget
         interactive = call.traffic is TrafficClass.INTERACTIVE
         with self._lock:
@@ -106,7 +124,8 @@ class Dispatcher:
         while True:
             now = self._clock()
             spent = self._retry.exhausted(len(failures), call.traffic, has_deadline=call.expires_at is not None)
-            step = itinerary.next([self._ready_at(one, call, now) for one in targets], now, fresh_only=spent)
+            ready_at = [self._ready_at(one, call, now) for one in targets]
+            step = itinerary.next(ready_at, now, fresh_only=spent)
             if step is None:
                 break
             target, at = targets[step.route], step.at
@@ -119,20 +138,26 @@ class Dispatcher:
                 # Bulk waits for a spent account; a person is told.
                 if at >= limit or (interactive and self._paused_until(target, call) > now):
                     break
+                if ready_at[step.route] > now:
+                    missed, waited = missed + waited, True
+                    # What nothing bounds does not wait for ever: a missed turn counts as an attempt.
+                    turns = len(failures) + missed
+                    if limit == math.inf and self._retry.exhausted(turns, call.traffic, has_deadline=False):
+                        break
                 await self._sleep(at - now)
                 continue
             if not self._try_pass(target, now):
                 continue
             if failures:
                 self._emit_next(call, target, failures)
-            claimed = False
-            result = await self._attempt(call, target, front=bool(failures))
+            claimed = waited = False
+            result = await self._attempt(call, target, bounds, front=bool(failures))
             if isinstance(result, Outcome):
-                self._record(target, healthy=True)
+                self._record(target)
                 return result
             failures.append((target.name, result))
             if result.fault.unhealthy or result.answer is not None:
-                self._record(target, healthy=not result.fault.unhealthy)
+                self._record(target, fault=str(result.error) if result.fault.unhealthy else None)
             if result.paused_until is not None:
                 self._pause(target, call, result.paused_until)
             if result.fault.recovery is Recovery.NONE and not result.fault.elsewhere:
@@ -147,19 +172,20 @@ class Dispatcher:
             )
         return self._give_up(call, targets, failures)
 
-    async def _attempt(self, call: Call, target: Target, *, front: bool) -> Outcome | Failed:
+    async def _attempt(self, call: Call, target: Target, bounds: Bounds, *, front: bool) -> Outcome | Failed:
         try:
             if target.local is not None:
-                return await self._answer_locally(call, target, target.local)
+                return await self._answer_locally(call, target, target.local, bounds)
             exchange = Exchange(
                 call,
                 target,
                 budget=self._budget,
                 wire=self._wire,
+                bounds=bounds,
                 clock=self._clock,
                 wall=self._wall,
                 emit=self._emit,
-                on_broken=lambda: self._record(target, healthy=False),
+                on_broken=lambda: self._record(target, fault="a stream broke off"),
             )
             return await exchange.run(front=front)
         except AdmissionError as error:
@@ -172,27 +198,35 @@ class Dispatcher:
             return Failed(Fault(Recovery.NONE, "nested too deeply"), nested)
         except LocalEngineError as error:
             return Failed(Fault(Recovery.NONE, "the engine failed", elsewhere=True, unhealthy=True), error)
+        except CallTimeout as error:
+            # A caller's haste says nothing about an engine; a provider that keeps calls to their end is ill.
+            elsewhere = not isinstance(error, DeadlineExceeded)
+            unhealthy = target.local is None
+            return Failed(Fault(Recovery.NONE, "timed out", elsewhere=elsewhere, unhealthy=unhealthy), error)
         except ConnectionFailed as error:
             return Failed(Fault(Recovery.RETRY, "no usable answer", elsewhere=True, unhealthy=True), error)
 
-    async def _answer_locally(self, call: Call, target: Target, local: LocalAnswerer) -> Outcome:
+    async def _answer_locally(self, call: Call, target: Target, local: LocalAnswerer, bounds: Bounds) -> Outcome:
         self._emit("sent", call, target.name)
         try:
-            async with asyncio.timeout(self._time_left(call)):
+            async with asyncio.timeout(bounds.wait_left()):
                 outcome = await local.send(call)
         except TimeoutError:
-            raise ConnectionFailed("its time was up", sent=True) from None
-        outcome.body = bounded(outcome.body, lambda: self._time_left(call))
+            starting = local.snapshot().get("state") in _STARTING
+            note = f": the engine of {target.name} was still starting" if starting else ""
+            raise bounds.wait_expired(note) from None
+        outcome.body = bounded(outcome.body, bounds)
         return outcome
 
     async def _forward(self, call: Call, target: Target | None) -> Outcome:
         """Send a call that is not metered, once, and hand on whatever comes."""
+        bounds = Bounds(call, self._clock(), self._clock)
         method, url, headers, body = call.method, call.url, call.headers, call.body
         if target is not None and target.account is not None:
             request = target.account.request(call, target.path, None)
             method, url, headers, body = request.method, request.url, request.headers, request.body
         try:
-            async with asyncio.timeout(self._time_left(call)):
+            async with asyncio.timeout(bounds.time_left()):
                 response = await self._wire.send(
                     method,
                     url,
@@ -202,7 +236,7 @@ class Dispatcher:
                     read_timeout=call.read_timeout,
                 )
         except TimeoutError:  # no ConnectionFailed: whose bound is over must not be tried again by its SDK
-            raise AllRoutesFailed("no answer came within the call's bound") from None
+            raise bounds.expired() from None
         answer = AnswerBody(
             target.name if target else "",
             held=b"",
@@ -210,7 +244,7 @@ class Dispatcher:
             close=response.aclose,
             reader=PlainStreamReader(),
             on_end=lambda end, usage: None,
-            time_left=lambda: self._time_left(call),
+            bounds=bounds,
         )
         return answer.outcome(response.status, response.headers)
 
@@ -223,17 +257,37 @@ class Dispatcher:
                 return failed.answer
         if not failures:
             now = self._clock()
-            waits = [(target.name, format_duration(self._ready_at(target, call, now) - now)) for target in targets]
-            told = ", ".join(f"{route} in {wait}" for route, wait in waits)
+            told = ", ".join(self._tell_cooling(target, call, now) for target in targets)
             raise AllRoutesFailed(f"every route is cooling down or paused, and returns too late: {told}")
         error = failures[-1][1].error
         if len(failures) == 1 and not isinstance(error, ConnectionFailed):
             raise error
         if all(isinstance(failed.error, InputError) for _, failed in failures):
             raise failures[0][1].error
-        told = "; ".join(f"{route}: {failed.error}" for route, failed in failures)
+        told = _tell(failures)
+        if isinstance(error, DeadlineExceeded):
+            raise DeadlineExceeded(f"{error}; before that, {_tell(failures[:-1])}") from error
         attempts = [(route, failed.error) for route, failed in failures]
         raise AllRoutesFailed(f"no route answered: {told}", attempts=attempts) from error
+
+    def _tell_cooling(self, target: Target, call: Call, now: float) -> str:
+        told = f"{target.name} in {format_duration(max(0.0, self._ready_at(target, call, now) - now))}"
+        with self._lock:
+            fault = self._faults.get(target.name)
+        return f"{told} ({fault})" if fault else told
+
+    def _tell_passed_through(self, call: Call) -> None:
+        near = self._routes.near_miss(call.model)
+        if near is None:
+            self._emit("passed_through", call)
+            return
+        host = urlsplit(call.url).hostname or "its host"
+        reason = (
+            f"model {call.model!r} is not one of [models] (did you mean {near!r}?); "
+            f"passed through to {host} unmetered"
+        )
+        _log.warning("%s", reason)
+        self._emit("passed_through", call, reason=reason)
 
     def _claim_retry(self, traffic: TrafficClass, now: float) -> float | None:
         """Take a retry out of the class's budget; return the seconds until it may be used, or None."""
@@ -248,6 +302,7 @@ class Dispatcher:
         if breaker is None:
             if len(self._breakers) >= _MANY:  # callers may name any number of models
                 self._breakers = {name: one for name, one in self._breakers.items() if not one.unmarked}
+                self._faults = {name: told for name, told in self._faults.items() if name in self._breakers}
             breaker = self._breakers[target.name] = CircuitBreaker()
         return breaker
 
@@ -271,15 +326,17 @@ class Dispatcher:
         with self._lock:
             return self._breaker(target).try_pass(now)
 
-    def _record(self, target: Target, *, healthy: bool) -> None:
+    def _record(self, target: Target, *, fault: str | None = None) -> None:
+        """Tell the route's breaker of an answer, or of the fault that there was instead."""
         with self._lock:
-            if healthy:
-                self._breaker(target).succeeded()
+            breaker = self._breaker(target)
+            if fault is None:
+                breaker.succeeded()
+                if breaker.unmarked:
+                    self._faults.pop(target.name, None)
             else:
-                self._breaker(target).failed(self._clock())
-
-    def _time_left(self, call: Call) -> float | None:
-        return None if call.expires_at is None else max(0.0, call.expires_at - self._clock())
+                breaker.failed(self._clock())
+                self._faults[target.name] = fault
 
     def _emit(self, kind: EventKind, call: Call, route: str = "", **detail: float | int | str) -> None:
         self.events.emit(Event(kind, call.id, call.traffic, self._clock(), route, detail))
@@ -288,6 +345,15 @@ class Dispatcher:
         route, failed = failures[-1]
         kind: EventKind = "retried" if route == target.name else "fell_back"
         self._emit(kind, call, target.name, attempt=len(failures) + 1, reason=failed.fault.reason)
+
+
+def _tell(failures: Sequence[tuple[str, Failed]]) -> str:
+    """Name each route's each reason once, in the order in which they came up."""
+    counts = Counter((route, str(failed.error)) for route, failed in failures)
+    return "; ".join(
+        f"{route}: {reason}" + (f" ({count} times)" if count > 1 else "")
+        for (route, reason), count in counts.items()
+    )
 
 
 def _or_inf(seconds: float | None) -> float:

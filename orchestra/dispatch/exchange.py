@@ -14,6 +14,7 @@ from typing import Protocol
 from orchestra.budget import Budget, Lease, Pool
 from orchestra.call import Call, Charge, Outcome, RateLimit, Usage
 from orchestra.dispatch.answer_body import AnswerBody, End
+from orchestra.dispatch.bounds import Bounds
 from orchestra.dispatch.route_table import Target
 from orchestra.errors import ConnectionFailed, InputError, OrchestraError, ProviderError
 from orchestra.observe.events import EventKind
@@ -58,6 +59,7 @@ class Exchange:
         *,
         budget: Budget,
         wire: Wire,
+        bounds: Bounds,
         clock: Callable[[], float],
         wall: Callable[[], float],
         emit: Emit,
@@ -81,6 +83,7 @@ class Exchange:
         )
         self._lease: Lease | None = None
         self._wire = wire
+        self._bounds = bounds
         self._clock = clock
         self._wall = wall
         self._emit = emit
@@ -89,8 +92,8 @@ class Exchange:
     async def run(self, *, front: bool) -> Outcome | Failed:
         """Make the attempt. ``front`` lets it in before the others of its class that wait.
 
-        Raises AdmissionError, ConnectionFailed, InputError where it cannot be sent, and ConfigError where the
-        account's key cannot be had.
+        Raises AdmissionError, ConnectionFailed, DeadlineExceeded, InputError where it cannot be sent, and
+        ConfigError where the account's key cannot be had.
         """
         request = self._account.request(self._call, self._target.path, self._payload)
         self._lease = await self._pool.acquire(
@@ -105,7 +108,7 @@ class Exchange:
         handed_on = False
         try:
             self._emit("admitted", self._call, self._target.name, tokens=self._charge.tokens)
-            async with asyncio.timeout(self._time_left()):
+            async with asyncio.timeout(self._bounds.time_left()):
                 self._emit("sent", self._call, self._target.name)
                 response = await self._wire.send(
                     request.method,
@@ -130,7 +133,7 @@ class Exchange:
         except FormatError as error:
             raise ConnectionFailed(str(error), sent=True) from None
         except TimeoutError:
-            raise ConnectionFailed("its time was up", sent=True) from None
+            raise self._bounds.expired() from None
         finally:
             if not handed_on:
                 if self._lease is not None:
@@ -211,7 +214,7 @@ class Exchange:
             close=response.aclose,
             reader=reader,
             on_end=self._end,
-            time_left=self._time_left,
+            bounds=self._bounds,
         )
         return body.outcome(response.status, headers)
 
@@ -238,9 +241,6 @@ class Exchange:
         if self._lease is None:
             raise RuntimeError("the lease has ended")
         return self._lease
-
-    def _time_left(self) -> float | None:
-        return None if self._call.expires_at is None else max(0.0, self._call.expires_at - self._clock())
 
 
 async def _whole(response: WireResponse) -> bytes:

@@ -15,6 +15,10 @@ from orchestra.errors import ConfigError, InputError, UnknownModelError
 __all__ = ["LocalAnswerer", "RouteTable", "Target"]
 
 
+_NEAR = 0.75
+"""How alike (difflib's ratio) a model's name must be to one of ``[models]`` to be taken for a slip."""
+
+
 class LocalAnswerer(Protocol):
     """A route that answers in this process."""
 
@@ -50,12 +54,15 @@ class RouteTable:
         The model may name an entry of ``[models]``; or it is written ``local/name``; or the URL is one of a
         configured provider; or the model is written ``provider/model``.
 
-        Raises UnknownModelError, or InputError where there is no model, for a call of our own making.
+        Raises UnknownModelError, or InputError where there is no model, for a call of our own making; and
+        UnknownModelError for a ``local/name`` that is not here, wherever it points: it is meant for no other host.
         """
         model = call.model
         if model in self._models:
             return [self._named(route, call) for route in self._models[model]]
-        if model is not None and self._is_local(model):
+        if model is not None and model.startswith(f"{LOCAL}/"):
+            if not self._is_local(model):
+                raise self._unknown(model)
             return [self._named(model, call)]
         pointed_at = self._by_url(call)
         if pointed_at is not None:
@@ -65,6 +72,11 @@ class RouteTable:
         if call.url.startswith(ORIGIN):
             raise self._unknown(model)
         return []
+
+    def near_miss(self, model: str | None) -> str | None:
+        """Return the entry of ``[models]`` that ``model`` is probably a slip for, if there is one."""
+        close = difflib.get_close_matches(model or "", self._models, n=1, cutoff=_NEAR)
+        return close[0] if close else None
 
     def check(self, model: str) -> None:
         """Raise UnknownModelError where no route answers to ``model``, ConfigError where one lacks its key."""

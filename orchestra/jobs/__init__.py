@@ -12,7 +12,7 @@ from __future__ import annotations
 from orchestra.jobs.job import Job
 from orchestra.jobs.lines import LineCheck
 from orchestra.jobs.lock import is_locked
-from orchestra.jobs.manager import JobManager, Requests
+from orchestra.jobs.manager import JobManager, Requests, checked_name
 from orchestra.jobs.output import check_output, output_lines, write_output
 from orchestra.jobs.progress import Progress
 from orchestra.jobs.record import JobRecord, LineError, Result
@@ -33,6 +33,7 @@ __all__ = [
     "Result",
     "Survey",
     "check_output",
+    "checked_name",
     "is_locked",
     "output_lines",
     "write_output",

@@ -35,6 +35,7 @@ class Job:
         self._store = store
         self._record = record
         self._meter: RateMeter | None = None
+        self._waiting: Callable[[], str | None] = _not_waiting
         self._task: asyncio.Task[None] | None = None
         self._tick = asyncio.Event()
         self._over = asyncio.Event()
@@ -69,6 +70,7 @@ class Job:
             whole=tally.whole,
             rate=rate,
             seconds_left=tally.pending / rate if rate else None,
+            waiting=self._waiting(),
         )
 
     async def __aiter__(self) -> AsyncIterator[Result]:
@@ -115,16 +117,27 @@ class Job:
 
     # for the manager, which runs the job
 
-    def start(self, run: Coroutine[Any, Any, None], *, finished: Callable[[], None]) -> None:
-        """Run the job in a task of its own, and call ``finished`` when that is over, however it ended."""
+    def start(
+        self,
+        run: Coroutine[Any, Any, None],
+        *,
+        finished: Callable[[], None],
+        waiting: Callable[[], str | None],
+    ) -> None:
+        """Run the job in a task of its own, and call ``finished`` when that is over, however it ended.
+
+        ``waiting`` is asked why it stands still, as long as it runs.
+        """
 
         def over(task: asyncio.Task[None]) -> None:
+            self._waiting = _not_waiting
             self._error = self._told(task)
             finished()
             self._over.set()
             self._wake()
 
         self._meter = RateMeter(time.monotonic())
+        self._waiting = waiting
         self._error = None
         self._task = asyncio.create_task(run, name=f"orchestra job {self.name}")
         self._task.add_done_callback(over)
@@ -149,3 +162,7 @@ class Job:
         error = JobError(f"job {self.name!r} stopped by a fault of ours: {fault!r}")
         error.__cause__ = fault
         return error
+
+
+def _not_waiting() -> None:
+    return None

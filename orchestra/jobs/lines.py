@@ -107,7 +107,9 @@ class LineParser:
         except RecursionError:
             return Fault(number, "nested too deeply to be a request", _digest(raw).digest())
         except json.JSONDecodeError as error:
-            message = f"not valid JSON: {error.msg} at column {error.colno}; each line must be one JSON object"
+            # from where the line ends: what is missing there is reported behind its newline
+            column = min(error.pos, len(text.rstrip())) + 1
+            message = f"not valid JSON: {error.msg} at column {column}; each line must be one JSON object"
             return Fault(number, message, _digest(raw).digest())
         except ValueError as error:  # a number of thousands of digits
             return Fault(number, f"not usable JSON: {error}", _digest(raw).digest())

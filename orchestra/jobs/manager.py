@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra.durations import parse_duration
-from orchestra.errors import ConfigError, InputError, JobError, JobLocked, OrchestraError
+from orchestra.errors import ConfigError, InputError, JobError, JobLocked, OrchestraError, UnknownModelError
 from orchestra.jobs.intake import Intake
 from orchestra.jobs.job import Job
 from orchestra.jobs.lines import LineCheck, LineParser
@@ -20,12 +20,12 @@ from orchestra.jobs.lock import JobLock
 from orchestra.jobs.patience import Patience
 from orchestra.jobs.record import JobRecord
 from orchestra.jobs.runner import Runner, Send
-from orchestra.jobs.sources import JsonlFile, file_chunks, object_chunks
+from orchestra.jobs.sources import NO_LINES, JsonlFile, file_chunks, object_chunks
 from orchestra.jobs.store import JobStore
 from orchestra.jobs.survey import Survey, survey
 from orchestra.jobs.threads import in_thread
 
-__all__ = ["JobManager", "Requests"]
+__all__ = ["JobManager", "Requests", "checked_name"]
 
 Requests = str | os.PathLike[str] | JsonlFile | Iterable[object] | AsyncIterable[object]
 """A file of lines (its path, or open), or requests as mappings."""
@@ -101,11 +101,12 @@ class JobManager:
         Raises InputError (nothing was sent), JobError (the name belongs to other requests, or the store cannot be
         used) and JobLocked (another process is running it).
         """
-        name = _checked_name(job)
+        name = checked_name(job)
         try:
             expires = None if deadline is None else time.time() + parse_duration(deadline)
         except ValueError as error:
             raise InputError(f"deadline: {error}") from None
+        self.check_model(model)
         parser = LineParser(model=model, check=self._check)
         async with self._turns.setdefault(name, asyncio.Lock()):
             if isinstance(requests, str | os.PathLike):
@@ -115,7 +116,22 @@ class JobManager:
 
     async def survey(self, file: JsonlFile, *, model: str | None = None) -> Survey:
         """Check a file as `submit` would, and count what it asks for. Raises InputError for its bad lines."""
+        self.check_model(model)
         return await survey(file, LineParser(model=model, check=self._check))
+
+    def check_model(self, model: str | None) -> None:
+        """Refuse at once a model for all lines that each of them would be refused for.
+
+        Raises UnknownModelError where there is none of that name, ConfigError where its key is missing.
+        """
+        if model is None or self._check is None:
+            return
+        try:
+            self._check("/v1/chat/completions", {"model": model, "messages": [{"role": "user", "content": "?"}]})
+        except UnknownModelError:
+            raise
+        except InputError:
+            pass  # about the request that we made up
 
     async def _submit(
         self,
@@ -158,7 +174,7 @@ class JobManager:
             lock.release()
 
         self._running[name] = job
-        job.start(self._run(job, runner, rest), finished=finished)
+        job.start(self._run(job, runner, rest), finished=finished, waiting=runner.waiting)
         return job
 
     async def _run(self, job: Job, runner: Runner, rest: Intake | None) -> None:
@@ -214,7 +230,7 @@ async def _take_in(
         try:
             lines = await intake.take_all()
             if not lines:
-                raise InputError(f"{requests.name}: holds no lines")
+                raise InputError(f"{requests.name}: {NO_LINES}")
             if requests.strict:
                 intake.refuse_faults(requests.name)
         except (InputError, ConfigError):
@@ -245,7 +261,8 @@ def _begin(
     return record
 
 
-def _checked_name(name: str | None) -> str:
+def checked_name(name: str | None) -> str:
+    """Return the name, or a new one where it is None. Raises InputError where no job can be called so."""
     if name is None:
         return time.strftime("job-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
     if not name or len(name) > 200 or not name.isprintable() or name != name.strip():

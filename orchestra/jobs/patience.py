@@ -22,6 +22,11 @@ class Patience:
         self._until = 0.0
 
     @property
+    def limit(self) -> float:
+        """How long to go without a success, in seconds."""
+        return self._limit
+
+    @property
     def trying(self) -> bool:
         """Whether the last thing heard was a fault, so that one line is enough to try."""
         return self._since is not None

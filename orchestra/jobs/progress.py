@@ -16,7 +16,8 @@ class Progress:
 
     ``whole`` is False while its lines are still coming in, and ``total`` counts those that are in. ``rate`` is in
     lines per second over the last half minute, and ``seconds_left`` what that rate promises; both are None where
-    they are not known, as for a job that this process does not run.
+    they are not known, as for a job that this process does not run. ``waiting`` says why nothing is sent just
+    now, and until when, where faults that are not the lines' own have come.
     """
 
     total: int
@@ -27,6 +28,7 @@ class Progress:
     whole: bool
     rate: float | None = None
     seconds_left: float | None = None
+    waiting: str | None = None
 
     @property
     def pending(self) -> int:
@@ -38,7 +40,9 @@ class Progress:
         return self.whole and not self.pending
 
     def __str__(self) -> str:
-        text = f"{self.done + self.failed} of {self.total}{'' if self.whole else '+'} lines"
+        if not self.whole and not self.total:
+            return "reading the requests"
+        text = f"{self.done + self.failed} of {self.total} lines{'' if self.whole else ' read so far'}"
         if self.failed:
             text += f", {self.failed} failed"
         if self.rate is not None:

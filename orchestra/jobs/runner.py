@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from textwrap import shorten
 
 from orchestra.call import Call, Outcome
+from orchestra.durations import format_duration
 from orchestra.errors import JobError, OrchestraError
 from orchestra.jobs.lines import Line
 from orchestra.jobs.patience import Patience
@@ -31,6 +34,9 @@ SUSPICIONS = 3
 
 GRACE = 10.0
 """Seconds that calls under way may still take when the job stops by itself."""
+
+FAULT_TOLD = 200
+"""Characters of a fault that are told while the job waits."""
 
 _PAGE_BYTES = 4 << 20
 
@@ -62,6 +68,8 @@ class Runner:
         self._recording = 0
         self._answers = 0
         self._stopped: str | None = None
+        self._fault = ""
+        self._fault_noted = False
         self._crash: BaseException | None = None
         self._stirred = asyncio.Event()
         self._ended = asyncio.Event()
@@ -72,6 +80,14 @@ class Runner:
     def stir(self) -> None:
         """Say that something has changed that the runner may be waiting for."""
         self._stirred.set()
+
+    def waiting(self) -> str | None:
+        """Return why nothing but a try is sent, until when, and what then; None where all goes well."""
+        if not self._patience.trying:
+            return None
+        pause = self._patience.pause(time.monotonic())
+        step = f"next try in {math.ceil(pause)}s" if pause else "trying one line"
+        return f"{self._fault}; {step}; gives up after {format_duration(self._patience.limit)} of no answer at all"
 
     async def run(self) -> None:
         """Send until every line has an end. Raises JobError where that cannot be.
@@ -110,6 +126,7 @@ class Runner:
             if self._stopped is not None:
                 await self._drain()
                 raise JobError(self._stopped)
+            await self._note_fault()
             under_way = len(self._calls) + len(self._ends) + self._recording
             if under_way >= (1 if self._patience.trying else self._window):
                 await self._stirred.wait()
@@ -121,6 +138,13 @@ class Runner:
                 return
             else:
                 await self._stirred.wait()
+
+    async def _note_fault(self) -> None:
+        """Let other processes know, once for each outage, why the job stands still."""
+        if self._fault_noted != self._patience.trying:
+            self._fault_noted = self._patience.trying
+            reason = self._fault if self._fault_noted else None
+            await asyncio.to_thread(self._store.stop, self._job.id, reason)
 
     async def _next_line(self) -> Line | None:
         if self._again:
@@ -157,13 +181,16 @@ class Runner:
         verdict = await self._answer(line)
         if isinstance(verdict, End):
             self._end(verdict)
-        elif verdict.suspect and self._answers > answers:
+            return
+        if verdict.suspect and self._answers > answers:
             attempts = await asyncio.to_thread(self._store.count_attempt, self._job.id, line.number)
             if attempts < SUSPICIONS:
                 self._again.append(line)
             else:
                 self._end(End(line.number, verdict.error, status_code=verdict.status_code))
-        elif verdict.hopeless or not self._patience.fault(time.monotonic(), verdict.retry_after):
+            return
+        self._fault = shorten(verdict.error.message, FAULT_TOLD, placeholder=" ...")
+        if verdict.hopeless or not self._patience.fault(time.monotonic(), verdict.retry_after):
             self._stop(verdict)
         else:
             self._again.append(line)

@@ -20,10 +20,11 @@ from typing import BinaryIO
 from orchestra.errors import InputError
 from orchestra.jobs.lines import MAX_LINE_BYTES, Fault, Line, LineParser
 
-__all__ = ["Chunk", "JsonlFile", "file_chunks", "object_chunks"]
+__all__ = ["NO_LINES", "Chunk", "JsonlFile", "file_chunks", "object_chunks"]
 
 Chunk = list[Line | Fault]
 
+NO_LINES = 'holds no lines; write one JSON object on each, like {"prompt": "Hello"}'
 CHUNK_LINES = 1000
 CHUNK_BYTES = 4 << 20
 
@@ -51,7 +52,9 @@ class JsonlFile:
         try:
             file = Path(path).open("rb")  # noqa: SIM115 -- closed by whoever closes us
         except FileNotFoundError:
-            raise InputError(f"{path}: no such file; name a file of JSON lines") from None
+            raise InputError(
+                f"{path}: no such file; check the name and the folder, or pipe the lines in with -"
+            ) from None
         except IsADirectoryError:
             raise InputError(f"{path}: a folder; name a file of JSON lines") from None
         except OSError as error:

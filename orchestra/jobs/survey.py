@@ -15,7 +15,7 @@ from typing import Any
 from orchestra.errors import InputError
 from orchestra.jobs.intake import Intake
 from orchestra.jobs.lines import LineParser
-from orchestra.jobs.sources import JsonlFile, file_chunks
+from orchestra.jobs.sources import NO_LINES, JsonlFile, file_chunks
 from orchestra.jobs.store import JobStore
 from orchestra.providers.estimate import estimate_tokens
 
@@ -61,7 +61,7 @@ async def survey(file: JsonlFile, parser: LineParser) -> Survey:
             job = store.create("survey", created=time.time(), model=None, deadline=None, source=None)
             intake = Intake(store, job, file_chunks(file, parser))
             if not await intake.take_all():
-                raise InputError(f"{file.name}: holds no lines")
+                raise InputError(f"{file.name}: {NO_LINES}")
             if file.strict:
                 intake.refuse_faults(file.name)
             return await asyncio.to_thread(_count, store, job.id)

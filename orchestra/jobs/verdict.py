@@ -18,6 +18,7 @@ from orchestra.errors import (
     AllRoutesFailed,
     ConfigError,
     ConnectionFailed,
+    DeadlineExceeded,
     InputError,
     LocalEngineError,
     OrchestraError,
@@ -102,13 +103,15 @@ def judge_error(number: int, error: OrchestraError) -> End | Blocked:
             if verdicts and all(isinstance(verdict, End) for verdict in verdicts):
                 return verdicts[-1]
             blocks = [verdict for verdict in verdicts if isinstance(verdict, Blocked)]
+            # each fault once, though it was met at every try
+            told = "; ".join(dict.fromkeys(f"{route}: {cause}" for route, cause in error.attempts))
             return Blocked(
-                LineError("all_routes_failed", message),
+                LineError("all_routes_failed", told or message),
                 retry_after=min((block.retry_after for block in blocks), default=0.0),
                 hopeless=bool(blocks) and all(block.hopeless for block in blocks),
                 suspect=bool(blocks) and all(block.suspect for block in blocks),
             )
-        case AdmissionTimeout():
+        case AdmissionTimeout() | DeadlineExceeded():
             return End(number, LineError("expired", message))
         case QueueFull():
             return Blocked(LineError("queue_full", message), retry_after=error.expected_wait or 0.0)

@@ -10,14 +10,25 @@ import argparse
 import asyncio
 import json
 import math
+import sys
 from dataclasses import replace
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript, Tenant
+from orchestra.testing import Limits, Reply, StreamScript, Tenant
 from orchestra.testing.limiter import ChargeRule, HeaderStyle, HintStyle
+
+if TYPE_CHECKING:
+    from orchestra.testing import ScriptedProvider
 
 
 def main() -> None:
+    try:
+        from orchestra.testing import ScriptedProvider
+    except ModuleNotFoundError as error:
+        if error.name != "aiohttp":
+            raise
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
     options = _parser().parse_args()
     limits = Limits(
         requests_per_minute=options.requests_per_minute,

@@ -20,10 +20,10 @@ from orchestra.errors import ConfigError
         ({"models": {"fast": {"routes": []}}}, "models.fast.routes: must name at least one route"),
         ({"models": {"fast": {"routes": ["x"]}}}, "'x' must be written 'provider/model' or 'local/name'"),
         ({"models": {"fast": {"routes": ["x/"]}}}, "'x/' must be written 'provider/model' or 'local/name'"),
-        ({"traffic": {"interactive_reserve": "foo"}}, 'must be "auto" or a number from 0 to 0.9'),
-        ({"traffic": {"interactive_reserve": [1]}}, 'must be "auto" or a number from 0 to 0.9'),
-        ({"traffic": {"interactive_reserve": True}}, 'must be "auto" or a number from 0 to 0.9'),
-        ({"traffic": {"interactive_reserve": float("nan")}}, 'must be "auto" or a number from 0 to 0.9'),
+        ({"traffic": {"interactive_reserve": "foo"}}, 'must be "auto" or a share from 0 to 0.9'),
+        ({"traffic": {"interactive_reserve": [1]}}, 'must be "auto" or a share from 0 to 0.9'),
+        ({"traffic": {"interactive_reserve": True}}, 'must be "auto" or a share from 0 to 0.9'),
+        ({"traffic": {"interactive_reserve": float("nan")}}, 'must be "auto" or a share from 0 to 0.9'),
         ({"providers": {"x": {"kind": "openai-compatible"}}}, "providers.x.base_url: must be the http"),
         ({"local": {"x": {"weights": ""}}}, "local.x.weights: must not be empty"),
         (
@@ -31,6 +31,28 @@ from orchestra.errors import ConfigError
             "local.x.threads: must be less than or equal to 1024",
         ),
         ({"bulk": {"store": "a\0b"}}, "bulk.store: must be the name of a file"),
+        (
+            {"providers": {"acme": {"kind": "anthropic"}}},
+            'providers.acme.kind: must be "openai" or "openai-compatible": these are the kinds there are',
+        ),
+        ({"providers": {"acme": {"kind": ["openai"]}}}, "providers.acme.kind: must be"),
+        (
+            {"providers": {"acme": {"kind": "openai", "limits": [3]}}},
+            "providers.acme.limits[0]: must be a section",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "limits": [{"burst_seconds": "x"}]}}},
+            "providers.acme.limits[0].burst_seconds: must be a number",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "limits": [{"max_concurrency": 1.5}]}}},
+            "providers.acme.limits[0].max_concurrency: must be a whole number",
+        ),
+        ({"models": {"gpt-5.1": {"routes": [3]}}}, 'models."gpt-5.1".routes[0]: must be a string'),
+        (
+            {"local": {"x": {"weigths": "w"}}},
+            "orchestra.toml: unknown key 'local.x.weigths'; did you mean 'weights'?",
+        ),
         ({"bulk": {"stor": "x"}}, "unknown key 'bulk.stor'; did you mean 'store'?"),
     ],
 )
@@ -41,6 +63,14 @@ def test_one_clear_fault(data: dict[str, object], told: str) -> None:
     assert message.startswith("orchestra.toml: ")
     assert told in message
     assert ";" not in message.replace(told, "")
+
+
+def test_a_missing_key_that_no_misspelling_explains_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"local": {"x": {"weigths": "w"}, "y": {}}})
+    assert str(caught.value) == (
+        "config: unknown key 'local.x.weigths'; did you mean 'weights'?; local.y.weights: is missing"
+    )
 
 
 def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:

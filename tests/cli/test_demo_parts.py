@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from dataclasses import replace
 from itertools import islice, pairwise
 from statistics import mean
 
@@ -130,12 +131,30 @@ def test_figures():
     assert figures.promise_kept
 
 
+def shown(run: Recording) -> str:
+    console = Console(width=300, file=io.StringIO())
+    console.print(table(run))
+    return console.file.getvalue()
+
+
 def test_a_broken_promise_is_shown_as_such():
-    broken = recording([0.1, 0.1], [0.35, 0.4])
+    broken = recording([0.1] * 20, [0.4] * 20)
     assert not figures_of(broken).promise_kept
-    console = Console(width=120, file=io.StringIO())
-    console.print(table(broken))
-    assert "Not kept" in console.file.getvalue()
+    assert "Not kept" in shown(broken)
+    assert "Kept:" in shown(recording([0.1] * 20, [0.2] * 20))
+
+
+def test_nothing_is_claimed_from_too_few_questions():
+    for few in (recording([0.1] * 20, [0.4] * 19), recording([0.1] * 4, [0.1] * 30)):
+        assert "too few for a p95" in shown(few)
+        assert "ept:" not in shown(few)
+
+
+def test_the_price_is_named_where_there_is_one():
+    run = recording([0.1] * 20, [0.2] * 20)
+    assert "tpot_target_ms" not in shown(run)
+    dearer = [replace(each, total=each.total + 1.0) for each in run.loaded]
+    assert "tpot_target_ms" in shown(replace(run, loaded=dearer))
 
 
 def test_numbers_hold_what_the_figures_come_from(tmp_path):

@@ -59,6 +59,33 @@ def test_another_file_is_named(tmp_path):
     finding = find(doctor.examine(tmp_path / "other.toml"), "settings")
     assert finding.state == "fail"
     assert "other.toml" in finding.detail
+    assert "init" not in finding.detail + finding.remedy, "it would write over the file that is meant"
+
+
+def test_nothing_is_said_of_settings_that_cannot_be_read(tmp_path):
+    (tmp_path / "orchestra.toml").write_text("[models.fast]\nroute = ['local/x']\n")
+    findings = list(doctor.examine())
+    assert find(findings, "settings").remedy == "correct orchestra.toml"
+    names = {finding.name for finding in findings}
+    assert not any(name.startswith(("model ", "key of", "job store")) for name in names)
+    assert find(findings, "packages: core").state == "ok"
+
+
+def test_the_way_to_get_a_model_is_named_once(tmp_path):
+    config = parse_config({"local": {"a": {"weights": "smollm2-135m"}, "b": {"weights": "smollm2-135m"}}})
+    (finding,) = doctor.check_models(config, deep=False)
+    assert finding.remedy == "orchestra model pull smollm2-135m"
+    assert "pull" not in finding.detail
+    assert finding.detail == "the model 'smollm2-135m' is not in the cache"
+
+
+def test_a_long_path_is_wrapped_and_not_cut(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "a" * 90 + ".gguf"
+    (tmp_path / "orchestra.toml").write_text(f"[local.x]\nweights = '{name}'\n")
+    done = CliRunner().invoke(app, ["doctor"])
+    assert "\N{HORIZONTAL ELLIPSIS}" not in done.stdout
+    assert done.stdout.count("a") >= 90
 
 
 def test_keys_are_found_and_never_shown(tmp_path, monkeypatch):

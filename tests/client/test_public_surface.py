@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.metadata
 import pkgutil
 import subprocess
 import sys
@@ -41,10 +42,16 @@ def test_every_name_is_there_and_is_listed() -> None:
     for name in orchestra.__all__:
         assert getattr(orchestra, name) is not None
         assert name in dir(orchestra)
+    assert dir(orchestra) == sorted([*orchestra.__all__, "__version__"])
     assert set(errors.__all__) <= set(orchestra.__all__)
     assert orchestra.errors is errors
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         orchestra.nonsense  # noqa: B018
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert orchestra.__version__ == importlib.metadata.version("orchestra-llm")
+    assert run("import sys, orchestra; print('importlib.metadata' in sys.modules)") == "False"
 
 
 def test_type_checkers_see_the_same_names() -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from email.utils import formatdate
 from typing import Any
 
 import pytest
-from dispatch_lab import REFUSED, chat, config_for, running, text_of
+from dispatch_lab import NOBODY, REFUSED, chat, config_for, running, text_of
 
 from orchestra.errors import (
     AdmissionTimeout,
     AllRoutesFailed,
+    DeadlineExceeded,
     StreamInterrupted,
 )
-from orchestra.policies.retry import RetryBudget
+from orchestra.policies.retry import RetryBudget, RetryPolicy
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import Reply, ScriptedProvider, StreamScript
 
@@ -141,7 +143,7 @@ async def test_while_an_account_is_spent_its_calls_take_the_next_route():
 async def test_the_deadline_bounds_the_wait_for_an_answer(stream: bool):
     async with ScriptedProvider(service_time=5) as provider, running(config_for({"one": provider})) as lab:
         started = time.monotonic()
-        with pytest.raises(AllRoutesFailed, match="its time was up"):
+        with pytest.raises(DeadlineExceeded, match=r"no answer within the call's timeout of \d+ms"):
             await lab.dispatcher.send(chat(stream=stream, expires_at=started + 0.1))
         assert time.monotonic() - started < 0.5
         assert lab.in_flight() == 0
@@ -151,7 +153,7 @@ async def test_the_deadline_bounds_a_stream_under_way():
     quick = Reply(stream=StreamScript(chunks=["x"] * 50, gap=0.05))
     async with ScriptedProvider(default=quick) as provider, running(config_for({"one": provider})) as lab:
         outcome = await lab.dispatcher.send(chat(expires_at=time.monotonic() + 0.8, stream=True))
-        with pytest.raises(StreamInterrupted, match="its time was up"):
+        with pytest.raises(StreamInterrupted, match="no more within the call's timeout of"):
             await outcome.read()
         assert lab.in_flight() == 0
 
@@ -168,3 +170,24 @@ async def test_a_full_budget_refuses_before_anything_is_sent():
                 await lab.dispatcher.send(chat(expires_at=time.monotonic() + 0.1))
             assert len(provider.log) == 1
             assert "refused" in lab.kinds()
+
+
+async def test_bulk_without_a_deadline_gives_up_on_a_dead_provider_and_names_each_reason_once():
+    retry = RetryPolicy(base=0.01, cap=0.02, bulk_attempts=4)
+    async with running(config_for({"dead": NOBODY}), retry=retry) as lab:
+        calls = (lab.dispatcher.send(chat(traffic=BULK)) for _ in range(10))
+        async with asyncio.timeout(20):
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(error) for error in errors} == {AllRoutesFailed}
+        told = [str(error) for error in errors]
+        assert all(one.count("127.0.0.1:9: ConnectError") == 1 for one in told)
+        with pytest.raises(AllRoutesFailed, match=r"cooling down.*dead/dead-model in .*ConnectError"):
+            await lab.dispatcher.send(chat(traffic=BULK, expires_at=time.monotonic() + 0.1))
+
+
+async def test_a_reason_that_recurs_is_told_once_with_its_count():
+    async with running(config_for({"dead": NOBODY})) as lab:
+        with pytest.raises(AllRoutesFailed, match=r"dead/dead-model: 127\.0\.0\.1:9: .*\(3 times\)$") as caught:
+            await lab.dispatcher.send(chat())
+        assert str(caught.value).count("127.0.0.1:9") == 1
+        assert len(caught.value.attempts) == 3

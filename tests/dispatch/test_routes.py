@@ -331,3 +331,28 @@ async def test_a_deeply_nested_request_is_sent_or_refused(depth: int):
         outcome = await lab.core.handle("POST", url, (), body, {"connect": 1, "read": 1})
         assert outcome.status in (200, 400)
         assert (len(provider.log), lab.in_flight()) == (outcome.status == 200, 0)
+
+
+async def test_a_local_model_that_is_not_here_goes_to_no_host():
+    async with ScriptedProvider() as provider:
+        config = with_local(config_for({"one": provider}))
+        async with ScriptedProvider() as other, running(config, local={"small": FakeLocal()}) as lab:
+            for host in (provider, other):
+                call = pointed(f"{host.base_url}/chat/completions", "local/smal")
+                with pytest.raises(UnknownModelError, match="did you mean 'local/small'"):
+                    await lab.dispatcher.send(call)
+                body = json.dumps(call.payload).encode()
+                refused = await lab.core.handle("POST", call.url, (), body, {})
+                assert refused.status == 404
+            assert (provider.log, other.log) == ([], [])
+
+
+async def test_a_slip_in_a_models_name_is_passed_through_with_a_warning(caplog: pytest.LogCaptureFixture):
+    async with ScriptedProvider() as provider, running(config_for({"one": NOBODY})) as lab:
+        url = f"{provider.base_url}/chat/completions"
+        assert (await lab.dispatcher.send(pointed(url, "gpt-nano"))).status == 200
+        assert caplog.messages == []
+        assert (await lab.dispatcher.send(pointed(url, "fsat"))).status == 200
+        told = "model 'fsat' is not one of [models] (did you mean 'fast'?); passed through to 127.0.0.1 unmetered"
+        assert [(one.levelname, one.message) for one in caplog.records] == [("WARNING", told)]
+        assert [event.detail.get("reason") for event in lab.events] == [None, told]

@@ -185,3 +185,10 @@ def test_wide_lines_are_not_deep() -> None:
     assert isinstance(LineParser().from_json(1, raw), Line)
     nested = b"[" * 99 + b"]" * 99
     assert isinstance(LineParser().from_json(1, b'{"model": "m", "prompt": "x", "y": %s}' % nested), Line)
+
+
+def test_a_broken_line_names_the_column_at_which_it_breaks() -> None:
+    for raw in (b'{"prompt": "x"\n', b'{"prompt": "x"', b'{"prompt": "x"  \r\n'):
+        fault = LineParser().from_json(1, raw)
+        assert isinstance(fault, Fault)
+        assert "at column 15;" in fault.message

@@ -186,9 +186,9 @@ def test_bad_input_is_refused_whole(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere.jsonl", "--out", "o"], "nowhere.jsonl: no such file"),
+        (["nowhere.jsonl", "--out", "o"], "nowhere.jsonl: no such file; check the name"),
         ([".", "--out", "o"], "a folder"),
-        (["empty.jsonl", "--out", "o"], "empty.jsonl: holds no lines"),
+        (["empty.jsonl", "--out", "o"], "empty.jsonl: holds no lines; write one JSON object"),
         (["in.jsonl", "--out", "in.jsonl"], "would overwrite the input"),
         (["in.jsonl", "--out", "none/o"], "there is no folder"),
         (["in.jsonl", "--out", "."], "a folder"),
@@ -468,3 +468,98 @@ def test_a_bad_line_of_a_stream_fails_alone(
         assert code == expected, err
         assert ("would fail: 1" in out) if arguments else ("2 of 3 lines answered, 1 failed" in out)
     assert len(server.log) == 2
+
+
+def test_an_unknown_model_for_all_lines_is_told_once(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make
+) -> None:
+    batch_file(*range(20))
+    for dry in ([], ["--dry-run"]):
+        code, _, err = orchestra("run", "in.jsonl", "--out", "o", "--model", "fats", *dry)
+        assert (code, err.count("fats")) == (2, 1), err
+    assert not server.log
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_what_is_missing_is_told_before_an_engine_starts(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, dry: list[str]
+) -> None:
+    batch_file(1)
+    Path("orchestra.toml").write_text(
+        '[models.fast]\nroutes = ["local/none"]\n[local.none]\nweights = "none.gguf"\n'
+    )
+    code, _, err = orchestra("run", "in.jsonl", "--out", "o", *dry)
+    assert (code, "none.gguf does not exist" in err, "starting" in err) == (2, True, False), err
+    code, _, err = orchestra("run", "in.jsonl", "--out", "o", "--deadline", "6x", "--config", "nowhere.toml", *dry)
+    assert (code, "--deadline" in err) == (2, True), err
+    code, _, err = orchestra("run", "in.jsonl", "--out", "o", "--job", " x", *dry)
+    assert (code, "job name" in err) == (2, True), err
+
+
+def test_a_dry_run_says_that_prompt_lengths_are_checked_later(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make
+) -> None:
+    batch_file(1)
+    Path("some.gguf").touch()
+    Path("orchestra.toml").write_text(
+        '[models.fast]\nroutes = ["local/some"]\n[local.some]\nweights = "some.gguf"\n'
+    )
+    code, out, err = orchestra("run", "in.jsonl", "--out", "o", "--dry-run")
+    assert code == 0, err
+    assert "lengths of prompts for local/some are checked when the run starts its engine" in out
+
+
+def test_a_job_that_has_ended_starts_no_engine(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make
+) -> None:
+    batch_file(1)
+    assert orchestra("run", "in.jsonl", "--out", "o")[0] == 0
+    Path("some.gguf").write_bytes(b"GGUF" + bytes(60))  # which no engine starts with
+    Path("orchestra.toml").write_text(
+        '[models.fast]\nroutes = ["local/some"]\n[local.some]\nweights = "some.gguf"\n'
+    )
+    code, _, err = orchestra("run", "in.jsonl", "--out", "o")
+    assert (code, "answered already" in err, "starting" in err) == (0, True, False), err
+
+
+def test_a_job_that_waits_says_why_and_until_when(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestra.dispatch import Dispatcher
+    from orchestra.errors import AllRoutesFailed, ConnectionFailed
+    from orchestra.jobs import JobManager
+
+    cause = ConnectionFailed("connection refused", sent=False)
+    seen: list[str | None] = []
+
+    async def send(*_: object) -> Any:
+        with closing(JobStore(".orchestra/jobs.db")) as store:
+            seen.append(store.jobs()[0].stopped)
+        raise AllRoutesFailed("no route answered", attempts=[("acme/m-1", cause)] * 8)
+
+    monkeypatch.setattr(Dispatcher, "send", send)
+    defaults = dict(JobManager.__init__.__kwdefaults__, patience=1.5)
+    monkeypatch.setattr(JobManager.__init__, "__kwdefaults__", defaults)
+    batch_file(1, 2)
+    code, _, err = orchestra("run", "in.jsonl", "--out", "o", "--job", "j")
+    assert code == 1
+    told = "waiting: acme/m-1: connection refused; next try in 1s; gives up after 1.5s of no answer at all"
+    assert told in err
+    assert "run the same command again to go on with it" in err
+    assert seen[-1] == "acme/m-1: connection refused"
+    assert "0 failed" not in err
+    with closing(JobStore(".orchestra/jobs.db")) as store:
+        assert store.tally(1).pending == 2
+
+
+def test_an_interrupt_ends_the_start_of_an_engine() -> None:
+    script = (
+        "import time\nfrom orchestra.cli.run import _leaving_at_once\n"
+        "with _leaving_at_once('interrupted'):\n print('loading', flush=True)\n time.sleep(30)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"loading\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=5)
+    assert (process.returncode, err) == (130, b"interrupted\n")

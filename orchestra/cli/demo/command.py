@@ -55,8 +55,6 @@ def demo(
     save_numbers(recording, numbers)
     console.print()
     console.print(table(recording))
-    if quick:
-        console.print("[yellow]This was a quick run: too few questions for a p95 that means something.[/]")
     console.print()
     if find_spec("matplotlib") is None:
         console.print('No plot: matplotlib is not installed (pip install "orchestra-llm\\[plot]").')

@@ -112,7 +112,10 @@ async def measure(plan: Plan, store: Path, results: Path, watcher: Watcher) -> R
         watcher.phase(f"{plan.alone} questions with the engine to themselves, {plan.rate:g} a second")
         alone = await _trickle(orc, islice(questions, plan.alone), plan, start, watcher)
 
-        watcher.phase(f"the same beside a bulk job of {len(plan.tickets)} support tickets")
+        watcher.phase(
+            f"the same beside a bulk job: {len(plan.tickets)} support tickets, and more for as long as it "
+            f"takes to answer {plan.loaded} questions"
+        )
         feed = _Feed(plan)
         window_start = time.monotonic() - start
         job = await orc.submit(feed.lines(), model=MODEL, job=f"demo-{time.time():.0f}")

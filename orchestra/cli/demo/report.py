@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["save_numbers", "table"]
 
+ENOUGH_FOR_P95 = 20
+"""With fewer, no value at all lies above the 95th percentile but the largest."""
+
+PRICE = (
+    "The higher time per output token is the price of a full batch: each step computes bulk rows as well, and the "
+    "engine gives them only as much work as keeps a step within its tpot_target_ms."
+)
+
 
 def table(recording: Recording) -> RenderableType:
     """Return the run's figures for a terminal."""
@@ -36,11 +44,23 @@ def table(recording: Recording) -> RenderableType:
     shown.add_row("bulk output", "", f"{figures.bulk_tokens_per_second:.1f} tokens/s", "")
     shown.add_row("bulk lines answered", "", f"{bulk.answered} of {bulk.lines} in {took:.0f} s", "")
     shown.add_row("bulk rows in the batch, mean", "", f"{figures.bulk_rows_mean:.1f}", "")
-    return Group(shown, "", verdict(figures))
+    parts: list[RenderableType] = [
+        shown,
+        "",
+        verdict(figures, fewest=min(len(recording.alone), len(recording.loaded))),
+    ]
+    if figures.tpot_median_loaded > figures.tpot_median_alone:
+        parts.append(PRICE)
+    return Group(*parts)
 
 
-def verdict(figures: Figures) -> str:
-    """Return one sentence on the promise, kept or not."""
+def verdict(figures: Figures, *, fewest: int) -> str:
+    """Return one sentence on the promise: kept, not kept, or that ``fewest`` questions do not tell."""
+    if fewest < ENOUGH_FOR_P95:
+        return (
+            f"[yellow]A quick look:[/] {fewest} questions are too few for a p95, so this says nothing of "
+            f"the promise (at most {PROMISED_RATIO:g} times the p95 time to first token alone)."
+        )
     said = f"p95 time to first token under full bulk load is {figures.ttft_p95_ratio:.2f} times its value alone"
     if figures.promise_kept:
         return f"[green]Kept:[/] {said} (promised: at most {PROMISED_RATIO:g})."
