@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -141,3 +142,11 @@ def test_little_disk(tmp_path, monkeypatch):
     assert doctor.check_disk(tmp_path).state == "ok"
     monkeypatch.setattr(doctor, "ENOUGH_DISK", 1 << 62)
     assert doctor.check_disk(tmp_path).state == "warn"
+
+
+def test_the_budget_file_is_checked_where_there_is_one():
+    Path("orchestra.toml").write_text('[budget]\nbackend = "sqlite:budget.db"\n')
+    Path("budget.db").write_bytes(b"not a database " * 100)
+    finding = find(doctor.examine(Path("orchestra.toml")), "budget file")
+    assert finding.state == "fail"
+    assert "[budget] backend" in finding.remedy
