@@ -62,7 +62,7 @@ class Orchestra:
     def __init__(self, config: Config | None = None) -> None:
         self.config = DEFAULTS if config is None else config
         self._local = {name: LocalRoute(name, local) for name, local in self.config.local.items()}
-        self._budget = Budget(self.config.traffic)
+        self._budget = Budget(self.config.traffic, backend=self.config.budget)
         self._wire = HttpWire()
         self._dispatcher = Dispatcher(self.config, budget=self._budget, wire=self._wire, local=self._local)
         self._core = TransportCore(self._dispatcher.send)
@@ -223,11 +223,12 @@ class Orchestra:
         }
 
     async def aclose(self) -> None:
-        """Stop running jobs, which stay resumable, and free engines and connections. May be called again.
+        """Stop running jobs, which stay resumable, and free engines, connections and borrowed budget.
 
-        What is used afterwards is opened anew.
+        May be called again. What is used afterwards is opened anew.
         """
         async with AsyncExitStack() as stack:  # in reverse order, and all of it, whatever one of them raises
+            stack.push_async_callback(self._budget.aclose)
             stack.push_async_callback(self._wire.aclose)
             for route in self._local.values():
                 stack.push_async_callback(route.aclose)

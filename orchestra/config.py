@@ -181,9 +181,27 @@ class TrafficConfig(_Section):
 
 
 class BudgetConfig(_Section):
-    """Where the budget lives."""
+    """Who shares the budget.
 
-    backend: Literal["memory"] = "memory"
+    ``backend``: ``"memory"``, this process alone; or ``"sqlite:PATH"``, all processes of this machine that name
+    the same file, which is made where it is missing. A relative path counts from the current folder.
+    """
+
+    backend: str = "memory"
+
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, value: str) -> str:
+        scheme, _, path = value.partition(":")
+        if value != "memory" and not (scheme == "sqlite" and path.strip()):
+            raise ValueError(f'must be "memory" or "sqlite:PATH", not {value!r}')
+        return value
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The file that the processes share, or None where the budget is this process's own."""
+        scheme, _, path = self.backend.partition(":")
+        return Path(path).expanduser() if scheme == "sqlite" else None
 
 
 class BulkConfig(_Section):

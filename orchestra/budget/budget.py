@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import time
 import weakref
@@ -11,7 +13,8 @@ from typing import Any
 
 from orchestra.budget.alarm import Alarm, CallAt, call_at
 from orchestra.budget.pool import Pool
-from orchestra.config import LimitsConfig, TrafficConfig
+from orchestra.budget.shared import Borrower, Loan, SqliteStore
+from orchestra.config import BudgetConfig, LimitsConfig, TrafficConfig
 
 __all__ = ["Budget", "limits_for"]
 
@@ -38,12 +41,15 @@ class Budget:
         traffic: TrafficConfig | None = None,
         *,
         max_waiting: int | None = None,
+        backend: BudgetConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         call_at: CallAt | None = None,
     ) -> None:
-        """``max_waiting`` bounds each pool's queue of each class.
+        """``max_waiting`` bounds each pool's queue of each class. ``backend`` says who shares the pools.
 
         ``call_at`` rings at instants of ``clock``; by default an `Alarm` in real time does.
+
+        Raises ConfigError where the backend cannot be used; ValueError where it has not this clock.
         """
         self._traffic = traffic if traffic is not None else TrafficConfig()
         self._max_waiting = max_waiting
@@ -52,6 +58,12 @@ class Budget:
         self._pools: dict[_Account, Pool] = {}
         self._asked: dict[_Account, float] = {}
         self._sweep_at = _SWEEP_FROM
+        self._borrower: Borrower | None = None
+        if backend is not None and (path := backend.sqlite_path) is not None:
+            if clock is not time.monotonic:
+                raise ValueError("a budget that processes share runs by time.monotonic, the clock that they share")
+            self._borrower = Borrower(SqliteStore(path))
+            weakref.finalize(self, self._borrower.close)
         _budgets.add(self)
 
     def pool(self, provider: str, key_fingerprint: str, limits: LimitsConfig | None, model: str | None) -> Pool:
@@ -70,6 +82,7 @@ class Budget:
                 limits if limited else None,
                 self._traffic,
                 max_waiting=self._max_waiting,
+                loan=self._loan(account) if limited else None,
                 clock=self._clock,
                 call_at=self._call_at,
             )
@@ -89,6 +102,26 @@ class Budget:
             }
             for (provider, key_fingerprint, models), pool in list(self._pools.items())
         ]
+
+    def close(self) -> None:
+        """Give back at once what is borrowed and not in use. It takes some milliseconds, and may be called again.
+
+        What is used afterwards is borrowed anew. A process that ends closes by itself.
+        """
+        if self._borrower is not None:
+            self._borrower.close()
+
+    async def aclose(self) -> None:
+        """As `close`, without blocking the loop."""
+        if self._borrower is not None:
+            await asyncio.to_thread(self._borrower.close)
+
+    def _loan(self, account: _Account) -> Loan | None:
+        """Return what makes a pool borrow, where processes share the budget.
+
+        They share a pool where they call the provider alike, use the same key, and name the same models.
+        """
+        return None if self._borrower is None else Loan(self._borrower, json.dumps(account))
 
     def forget(self) -> None:
         """Forget every pool: what is under way in them belongs to somebody else now, and will not end here."""

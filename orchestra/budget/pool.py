@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 from orchestra.budget.admission import Admission
 from orchestra.budget.alarm import CallAt, call_at
 from orchestra.budget.bucket import Bucket, Metric
+from orchestra.budget.dimension import Dimension
 from orchestra.budget.lease import Lease
+from orchestra.budget.shared import Loan, SharedDimension
 from orchestra.budget.ticket import Ticket
 from orchestra.call import Charge, RateLimit
 from orchestra.config import LimitsConfig, TrafficConfig
@@ -49,25 +51,34 @@ class Pool:
         traffic: TrafficConfig | None = None,
         *,
         max_waiting: int | None = None,
+        loan: Loan | None = None,
         clock: Callable[[], float] = time.monotonic,
         call_at: CallAt = call_at,
     ) -> None:
-        """``clock`` and ``call_at`` belong together: the instants of one are those of the other."""
+        """``clock`` and ``call_at`` belong together: the instants of one are those of the other.
+
+        ``loan``: the limits are an account's that other processes share, and what may be spent is borrowed.
+        """
         traffic = traffic if traffic is not None else TrafficConfig()
         now = clock()
         self._limits = limits
+        self._reserve = traffic.interactive_reserve
+        self._loan = loan
         self._admission = Admission(
-            _buckets(limits, now),
-            reserve=traffic.interactive_reserve,
+            self._buckets(limits, now),
+            reserve=self._reserve,
             bulk_min_share=traffic.bulk_min_share,
             max_waiting=max_waiting,
             careful=not _tells(limits),
+            dimension=Dimension if loan is None else SharedDimension,
             now=now,
         )
         self._clock = clock
         self._call_at = call_at
         self._lock = threading.Lock()
         self._inbox: deque[Callable[[float], object]] = deque()
+        if loan is not None:
+            loan.bind(self._inspect, self._ring)
 
     async def acquire(
         self,
@@ -165,15 +176,20 @@ class Pool:
         """Change the limits while running. What is used stays used, calls under way and waiting stay so."""
         if limits is not self._limits and limits != self._limits:
             self._limits = limits
-            self._post(lambda now: self._admission.set_limits(_buckets(limits, now), now))
+            self._post(lambda now: self._admission.set_limits(self._buckets(limits, now), now))
 
     def snapshot(self) -> dict[str, Any]:
         """Return the pool's state as a plain dict. Instants are given as seconds from now."""
-        return self._inspect(_describe)
+        state = self._inspect(_describe)
+        return state if self._loan is None else self._loan.describe(state)
 
     def is_idle(self) -> bool:
         """Return whether the pool holds nothing that a new one would not."""
         return self._inspect(_is_idle)
+
+    def _buckets(self, limits: LimitsConfig | None, now: float) -> Sequence[Bucket]:
+        buckets = _buckets(limits, now)
+        return buckets if self._loan is None else self._loan.propose(buckets, self._reserve, now)
 
     def _admit(self, ticket: Ticket) -> Lease:
         ticket.owner = None
@@ -213,6 +229,8 @@ class Pool:
                     self._wake(decision.granted + decision.failed)
                 if decision.next_at < math.inf:
                     self._call_at(decision.next_at, self._ring)
+                if self._loan is not None:
+                    self._loan.after_decision(self._admission)
             finally:
                 self._lock.release()
 

@@ -90,6 +90,8 @@ def examine(path: Path | None = None, *, deep: bool = False) -> Iterator[Finding
         yield from check_models(config, deep=deep)
         yield from check_keys(config)
         yield check_store(Path(config.bulk.store))
+        if (shared := config.budget.sqlite_path) is not None:
+            yield check_store(shared, "budget file", "[budget] backend")
 
 
 def check_python(running: tuple[int, ...]) -> Finding:
@@ -224,8 +226,8 @@ def check_keys(config: Config) -> Iterator[Finding]:
             yield Finding(f"key of {name}", "ok", "present")
 
 
-def check_store(store: Path) -> Finding:
-    """Whether jobs can be written: the file where it exists, else the nearest folder that does."""
+def check_store(store: Path, name: str = "job store", setting: str = "[bulk] store") -> Finding:
+    """Whether an SQLite file can be written: itself where it exists, else the nearest folder that does."""
     if os.path.exists(store):
         try:
             connection = sqlite3.connect(f"file:{store}?mode=rw", uri=True, timeout=1)
@@ -236,17 +238,12 @@ def check_store(store: Path) -> Finding:
                 connection.close()
         except sqlite3.Error as error:
             if "locked" in str(error):
-                return Finding("job store", "ok", f"{store}: in use by a running job")
-            return Finding(
-                "job store", "fail", f"{store}: {error}", "move the file away, or name another in [bulk]"
-            )
-        return Finding("job store", "ok", str(store))
+                return Finding(name, "ok", f"{store}: in use just now")
+            return Finding(name, "fail", f"{store}: {error}", f"move the file away, or name another in {setting}")
+        return Finding(name, "ok", str(store))
     folder = next(parent for parent in store.absolute().parents if os.path.exists(parent))
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         return Finding(
-            "job store",
-            "fail",
-            f"{store} cannot be made: {folder} is not writable",
-            "name another in [bulk] store",
+            name, "fail", f"{store} cannot be made: {folder} is not writable", f"name another in {setting}"
         )
-    return Finding("job store", "ok", f"{store} (made when it is first needed)")
+    return Finding(name, "ok", f"{store} (made when it is first needed)")

@@ -77,8 +77,10 @@ interactive_reserve = "auto"
 bulk_min_share = 0.0
 
 [budget]
-# Where the budget lives. "memory": in this process.
+# Who shares the budget. "memory": this process alone. "sqlite:PATH": all processes of this machine that name the
+# same file (web workers, a nightly job); it is made where it is missing, and belongs on a local disk.
 backend = "memory"
+# backend = "sqlite:.orchestra/budget.db"
 
 [bulk]
 # The SQLite file that holds bulk jobs: every line, its state and its answer.

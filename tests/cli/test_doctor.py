@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -179,3 +180,11 @@ def test_brackets_are_shown_as_they_are(tmp_path):
     assert done.exit_code == 1, done.exception
     assert "/none/[/foo]/[bold]x.gguf" in done.stdout
     assert "name another in [bulk]" in done.stdout
+
+
+def test_the_budget_file_is_checked_where_there_is_one():
+    Path("orchestra.toml").write_text('[budget]\nbackend = "sqlite:budget.db"\n')
+    Path("budget.db").write_bytes(b"not a database " * 100)
+    finding = find(doctor.examine(Path("orchestra.toml")), "budget file")
+    assert finding.state == "fail"
+    assert "[budget] backend" in finding.remedy
