@@ -9,12 +9,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestra.budget.alarm import Alarm, CallAt, call_at
 from orchestra.budget.pool import Pool
-from orchestra.budget.shared import Borrower, Loan, SqliteStore
 from orchestra.config import BudgetConfig, LimitsConfig, TrafficConfig
+
+if TYPE_CHECKING:
+    from orchestra.budget.shared import Borrower, Loan
 
 __all__ = ["Budget", "limits_for"]
 
@@ -62,6 +64,11 @@ class Budget:
         if backend is not None and (path := backend.sqlite_path) is not None:
             if clock is not time.monotonic:
                 raise ValueError("a budget that processes share runs by time.monotonic, the clock that they share")
+            from orchestra.budget.shared import (
+                Borrower,
+                SqliteStore,
+            )  # a program that shares nothing loads none of it
+
             self._borrower = Borrower(SqliteStore(path))
             weakref.finalize(self, self._borrower.close)
         _budgets.add(self)
@@ -121,7 +128,11 @@ class Budget:
 
         They share a pool where they call the provider alike, use the same key, and name the same models.
         """
-        return None if self._borrower is None else Loan(self._borrower, json.dumps(account))
+        if self._borrower is None:
+            return None
+        from orchestra.budget.shared import Loan
+
+        return Loan(self._borrower, json.dumps(account))
 
     def forget(self) -> None:
         """Forget every pool: what is under way in them belongs to somebody else now, and will not end here."""

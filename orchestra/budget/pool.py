@@ -9,18 +9,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestra.budget.admission import Admission
 from orchestra.budget.alarm import CallAt, call_at
 from orchestra.budget.bucket import Bucket, Metric
 from orchestra.budget.dimension import Dimension
 from orchestra.budget.lease import Lease
-from orchestra.budget.shared import Loan, SharedDimension
 from orchestra.budget.ticket import Ticket
 from orchestra.call import Charge, RateLimit
 from orchestra.config import LimitsConfig, TrafficConfig
 from orchestra.policies.traffic import TrafficClass
+
+if TYPE_CHECKING:
+    from orchestra.budget.shared import Loan
 
 __all__ = ["Pool"]
 
@@ -70,7 +72,7 @@ class Pool:
             bulk_min_share=traffic.bulk_min_share,
             max_waiting=max_waiting,
             careful=not _tells(limits),
-            dimension=Dimension if loan is None else SharedDimension,
+            dimension=Dimension if loan is None else loan.dimension,
             now=now,
         )
         self._clock = clock

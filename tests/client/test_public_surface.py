@@ -29,13 +29,31 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
 def test_the_first_use_is_quick() -> None:
     """Beyond what pydantic and the HTTP libraries take themselves. In CPU time: the machine may be busy."""
     code = (
-        "import asyncio, httpx, httpx2, pydantic, time\n"
+        "import time\n"
+        "start = time.process_time()\n"
+        "import asyncio, httpx, httpx2, pydantic\n"
         "class Model(pydantic.BaseModel): field: int\n"
         "began = time.process_time()\n"
         "import orchestra; orchestra.Orchestra; orchestra.http_client; orchestra.bulk; orchestra.InputError\n"
-        "print(time.process_time() - began)"
+        "print(time.process_time() - began, began - start)"
     )
-    assert min(float(run(code)) for _ in range(3)) < 0.15
+    runs = [tuple(map(float, run(code).split())) for _ in range(3)]
+    # about 0.13 s on a quiet machine; twice that, or more than they take together, is a module that should be lazy
+    assert any(ours < max(0.3, 1.5 * theirs) for ours, theirs in runs), runs
+
+
+def test_the_first_use_loads_only_what_it_uses() -> None:
+    unused = {
+        "torch",
+        "numpy",
+        "sqlite3",
+        "rich.progress",
+        "typer",
+        "orchestra.budget.shared",
+        "orchestra.localengine",
+    }
+    code = f"import sys, orchestra; orchestra.Orchestra(); print(sorted({unused} & set(sys.modules)))"
+    assert run(code) == "[]"
 
 
 def test_every_name_is_there_and_is_listed() -> None:

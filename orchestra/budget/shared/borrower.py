@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from orchestra.budget.admission import Admission
 from orchestra.budget.bucket import Bucket
 from orchestra.budget.shared.share import Share
-from orchestra.budget.shared.slice import Slice
+from orchestra.budget.shared.slice import SharedDimension, Slice
 from orchestra.budget.shared.store import Store, StoreError
 
 __all__ = ["Borrower", "Loan"]
@@ -41,6 +41,9 @@ class Loan:
     A pool binds it once; after that `hungry` is for the pool, under its lock, and the rest for the borrower's
     thread.
     """
+
+    dimension = SharedDimension
+    """The kind of dimension that a borrowing pool's admission has."""
 
     def __init__(self, borrower: Borrower, account: str) -> None:
         self.account = account
