@@ -114,8 +114,8 @@ async def test_a_slow_reader_gets_merged_deltas():
         first = await anext(stream)
         await bench.idle()
         rest = [delta async for delta in stream]
-    assert len(rest) == 1
-    assert len(first.token_ids) + len(rest[0].token_ids) == 40
+    assert len(rest) <= 1  # none where the first read came so late that it took all
+    assert sum(len(delta.token_ids) for delta in [first, *rest]) == 40
 
 
 async def test_running_dry_and_running_again():
