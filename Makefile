@@ -9,7 +9,7 @@ MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format soak bench-mixed bench-admission model setup setup-dev clean
+.PHONY: help demo test test-sdks lint format soak bench-mixed bench-admission bench-overhead bench-hedging model setup setup-dev clean
 
 help:  ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,6 +20,9 @@ demo: setup model  ## Chat and a bulk job on one engine, measured: no key, no se
 test: setup-dev model  ## All tests.
 	@echo "==> running the tests"
 	@$(BIN)/pytest -q $(ARGS)
+
+test-sdks: setup-dev model  ## Other SDKs and real servers, each in an environment of its own. 20 minutes and 9 GB the first time.
+	@nice $(BIN)/python tests/sdks/run.py $(ARGS)
 
 lint: setup-dev  ## Format, style and types, as CI checks them.
 	$(BIN)/ruff format --check .
@@ -39,6 +42,12 @@ bench-mixed: setup-dev  ## Interactive and bulk calls through one account, ours 
 
 bench-admission: setup-dev  ## What the budget costs: time a call, alone and behind 100,000 others, and memory a waiter.
 	@$(BIN)/python benchmarks/admission.py $(ARGS)
+
+bench-overhead: setup-dev  ## CPU time a call: OpenAI's SDK over ours and over its own client, bare clients beside them.
+	@$(BIN)/python benchmarks/overhead.py $(ARGS)
+
+bench-hedging: setup-dev  ## What sending late calls twice does to the slowest answers, in virtual time.
+	@$(BIN)/python benchmarks/hedging.py $(ARGS)
 
 clean:  ## Remove what was made here, the virtual environment included. The model's cache stays.
 	rm -rf .venv build dist demo-output benchmark-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

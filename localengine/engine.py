@@ -118,7 +118,8 @@ class LocalEngine:
                 token_ids += delta.token_ids
         if delta.finish_reason is None or delta.usage is None or delta.timing is None:
             raise RuntimeError("the stream ended without its last delta")
-        return Completion("".join(text), tuple(token_ids), delta.finish_reason, delta.usage, delta.timing)
+        whole, ids = "".join(text), tuple(token_ids)
+        return Completion(whole, ids, delta.finish_reason, delta.usage, delta.timing, delta.stop)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids that a prompt is served as: their number is what it costs.

@@ -65,5 +65,6 @@ class Generation:
             "stop" if self._assembler.stopped else reason,
             Usage(prompt_tokens=self.seq.num_prompt, completion_tokens=self.seq.num_output),
             Timing(queue=began - self._submitted, ttft=self._times[0], tokens=tuple(self._times)),
+            self._assembler.stop,
         )
         return True

@@ -120,7 +120,8 @@ class Delta:
 
     ``text`` never splits a character and never holds part of a stop string; it may be empty.
     Several tokens may be merged into one delta when the reader is slow.
-    ``finish_reason``, ``usage`` and ``timing`` are set on the last delta only.
+    ``finish_reason``, ``usage`` and ``timing`` are set on the last delta only; ``stop`` there, too, where a stop
+    string ended the output: which one.
     """
 
     text: str
@@ -128,14 +129,16 @@ class Delta:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timing: Timing | None = None
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer. ``stop`` is the stop string that ended it, where one did."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
     timing: Timing
+    stop: str | None = None

@@ -24,7 +24,7 @@ class DeltaBuffer:
         self._lock = threading.RLock()
         self._text: list[str] = []
         self._token_ids: list[int] = []
-        self._end: tuple[FinishReason, Usage, Timing] | None = None
+        self._end: tuple[FinishReason, Usage, Timing, str | None] | None = None
         self._error: EngineError | None = None
         self._over = False  # the reader has taken the end, or wants no more
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
@@ -36,12 +36,20 @@ class DeltaBuffer:
             self._token_ids.append(token_id)
             self._wake()
 
-    def finish(self, text: str, token_id: int, reason: FinishReason, usage: Usage, timing: Timing) -> None:
+    def finish(
+        self,
+        text: str,
+        token_id: int,
+        reason: FinishReason,
+        usage: Usage,
+        timing: Timing,
+        stop: str | None = None,
+    ) -> None:
         """Add the last token. Nothing may follow."""
         with self._lock:
             self._text.append(text)
             self._token_ids.append(token_id)
-            self._end = (reason, usage, timing)
+            self._end = (reason, usage, timing, stop)
             self._wake()
 
     def fail(self, error: EngineError) -> None:

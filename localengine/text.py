@@ -29,12 +29,17 @@ class TextAssembler:
     """
 
     def __init__(self, tokenizer: TokenBytes, stop: tuple[str, ...] = ()) -> None:
-        self.stopped = False
+        self.stop: str | None = None
+        """The stop string that ended the text."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matchers = [_Matcher(s) for s in sorted(set(stop), key=len, reverse=True)]
         self._held = ""
         self._emitted: list[str] = []
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None
 
     @property
     def text(self) -> str:
@@ -65,7 +70,7 @@ class TextAssembler:
             position += 1
             for matcher in self._matchers:
                 if matcher.step(char):
-                    self.stopped, self._held = True, ""
+                    self.stop, self._held = matcher.pattern, ""
                     return text[: position - len(matcher.pattern)]
         end = len(text) - max((m.matched for m in self._matchers), default=0)
         self._held = text[end:]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     __version__: str
     from orchestra import errors
     from orchestra.chat_stream import ChatStream
-    from orchestra.client import Orchestra, http_client
+    from orchestra.client import Orchestra, anthropic_middleware, http_client, sync_http_client
     from orchestra.config import Config, load_config
     from orchestra.errors import (
         AdmissionError,
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
         JobLocked,
         LocalEngineError,
         OrchestraError,
+        PriceUnknown,
         ProviderError,
         QueueFull,
         StreamInterrupted,
         UnknownModelError,
     )
     from orchestra.jobs import Job
+    from orchestra.observe.events import Event
     from orchestra.openai_types import ChatCompletion, ChatCompletionChunk
     from orchestra.tagging import bulk, interactive
 
@@ -53,6 +55,7 @@ __all__ = [
     "ConfigError",
     "ConnectionFailed",
     "DeadlineExceeded",
+    "Event",
     "InputError",
     "Job",
     "JobError",
@@ -60,15 +63,18 @@ __all__ = [
     "LocalEngineError",
     "Orchestra",
     "OrchestraError",
+    "PriceUnknown",
     "ProviderError",
     "QueueFull",
     "StreamInterrupted",
     "UnknownModelError",
+    "anthropic_middleware",
     "bulk",
     "errors",
     "http_client",
     "interactive",
     "load_config",
+    "sync_http_client",
 ]
 
 _HOMES = {
@@ -76,12 +82,15 @@ _HOMES = {
     "ChatCompletionChunk": "openai_types",
     "ChatStream": "chat_stream",
     "Config": "config",
+    "Event": "observe.events",
     "Job": "jobs",
     "Orchestra": "client",
+    "anthropic_middleware": "client",
     "bulk": "tagging",
     "http_client": "client",
     "interactive": "tagging",
     "load_config": "config",
+    "sync_http_client": "client",
 }
 """Where each name lives. What is not told here lives in `errors`."""
 

@@ -7,20 +7,30 @@ response.
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["ORIGIN", "Call", "Charge", "Headers", "Outcome", "RateLimit", "Usage", "read_json"]
+__all__ = ["ORIGIN", "Body", "Call", "Charge", "Headers", "Outcome", "RateLimit", "Usage", "read_json"]
 
 ORIGIN = "https://orchestra.invalid"
 """The host of calls that we originate. It names nobody (RFC 6761), so nothing can be sent there by mistake."""
 
+Body = bytes | AsyncIterable[bytes]
+"""A request's body: whole, or piece by piece. What comes piece by piece can be sent once."""
+
 Headers = tuple[tuple[str, str], ...]
 """Header lines in order. Names are lower-case. A character is a byte (Latin-1): any value stays as it is."""
+
+_IN_URL = re.compile(
+    r"/(?:models/|(?=tunedModels/))([^:?#]+):(?:(stream)[A-Z]|[a-z]+[A-Z]|predict)[A-Za-z]*(?:$|[?#])"
+)
+"""Google's form of a URL: a model, and a verb in camel case, which tells whether the answer is a stream."""
 
 
 def read_json(body: bytes) -> Any:
@@ -36,17 +46,17 @@ class Call:
     """One request.
 
     ``url`` is where the caller pointed it; ``headers`` are the caller's own, without our tag; ``body`` is what
-    the caller sent and ``payload`` the same parsed, where it is a JSON object. ``job`` groups bulk calls for
-    fairness. ``expires_at`` bounds the whole, queueing included, on the monotonic clock; ``queue_bound`` bounds
-    the wait for admission only, in seconds. ``read_timeout`` and ``connect_timeout`` are the caller's HTTP
-    timeouts in seconds, which start to count when the request is sent.
+    the caller sent and ``payload`` the same parsed, where it is a JSON object; a body that has one is whole.
+    ``job`` groups bulk calls for fairness. ``expires_at`` bounds the whole, queueing included, on the monotonic
+    clock; ``queue_bound`` bounds the wait for admission only, in seconds. ``read_timeout`` and
+    ``connect_timeout`` are the caller's HTTP timeouts in seconds, which start to count when the request is sent.
     """
 
     id: str
     method: str
     url: str
     headers: Headers = field(repr=False)
-    body: bytes = field(repr=False)
+    body: Body = field(repr=False)
     payload: Mapping[str, Any] | None = field(repr=False)
     traffic: TrafficClass = TrafficClass.INTERACTIVE
     job: str | None = None
@@ -87,23 +97,30 @@ class Call:
 
     @property
     def model(self) -> str | None:
+        """The model that the call names: in its URL, as ``/models/{model}:generateContent``, or in its body."""
+        if (named := _IN_URL.search(self.url)) is not None:
+            return unquote(named[1])
         model = self.payload.get("model") if self.payload is not None else None
         return model if isinstance(model, str) else None
 
     @property
     def streams(self) -> bool:
+        """Whether the call asks for its answer as a stream: in its URL, or in its body."""
+        if (named := _IN_URL.search(self.url)) is not None:
+            return named[2] is not None
         return self.payload is not None and self.payload.get("stream") is True
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
     """What a call takes from its pool, by metric. ``tokens`` is what a combined limit counts, by the provider's
-    own rule, and need not be the sum of the other two."""
+    own rule, and need not be the sum of the other two. ``usd`` is what it costs; None where nobody knows."""
 
     requests: float = 1.0
     tokens: float = 0.0
     input_tokens: float = 0.0
     output_tokens: float = 0.0
+    usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

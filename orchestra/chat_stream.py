@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from orchestra.errors import StreamInterrupted
 from orchestra.openai_types import ChatCompletionChunk, CompletionUsage
 from orchestra.providers.sse import EventSplitter, event_data
 
-__all__ = ["ChatStream", "error_message"]
+__all__ = ["ChatStream", "StreamBlock", "error_message"]
 
 DONE = b"[DONE]"
 
@@ -109,3 +110,26 @@ def error_message(body: bytes) -> str:
             value = value[key]
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 500 else text[:500] + "..."
+
+
+class StreamBlock:
+    """The ``async with`` block in which a `ChatStream` is read. Leaving it ends the request.
+
+    No asynchronous generator: a loop that shuts down ends all of those at once, the inner with the outer ones.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[Outcome]]) -> None:
+        self._ask = ask
+        self._outcome: Outcome | None = None
+
+    async def __aenter__(self) -> ChatStream:
+        if self._outcome is not None:
+            raise RuntimeError("a stream is entered once: ask for another one")
+        self._outcome = await self._ask()
+        return ChatStream(self._outcome)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._outcome is not None:
+            await self._outcome.aclose()

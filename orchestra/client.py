@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from orchestra.budget import Budget
 from orchestra.call import Call, Outcome, read_json
-from orchestra.chat_stream import ChatStream, error_message
+from orchestra.chat_stream import StreamBlock, error_message
 from orchestra.config import LOCAL, Config, load_config, parse_config
 from orchestra.dispatch import Dispatcher
 from orchestra.errors import ConnectionFailed, InputError, ProviderError, UnknownModelError
@@ -24,8 +25,10 @@ from orchestra.openai_types import ChatCompletion
 from orchestra.policies.traffic import TrafficClass
 from orchestra.providers.hints import retry_after
 from orchestra.tagging import Tag, current_tag
-from orchestra.transports import make_client, make_transport
+from orchestra.transports import make_client, make_sync_client, make_sync_transport, make_transport
+from orchestra.transports.blocking import BlockingCore
 from orchestra.transports.core import TransportCore
+from orchestra.transports.loop_thread import LoopThread
 from orchestra.wire import HttpWire
 
 if TYPE_CHECKING:
@@ -34,8 +37,10 @@ if TYPE_CHECKING:
 
     from orchestra.jobs import Job, JobManager, Requests
     from orchestra.localengine import LocalEngine
+    from orchestra.observe.beacon import Beacon
+    from orchestra.observe.events import EventBus
 
-__all__ = ["DEFAULTS", "Orchestra", "http_client"]
+__all__ = ["DEFAULTS", "Orchestra", "anthropic_middleware", "http_client", "sync_http_client"]
 
 DEFAULTS = parse_config(
     {"providers": {"openai": {"kind": "openai"}}, "local": {"smollm2": {"weights": "smollm2-135m"}}},
@@ -53,8 +58,9 @@ class Orchestra:
     """One budget, one set of routes, one set of engines, shared by all that goes through it.
 
     Make one and keep it. Everything is opened on first use, and may be used from several tasks, event loops and
-    threads at once. ``async with``, or `aclose`, frees what was opened. Calls take the class of the block they are
-    made in (`orchestra.bulk`, `orchestra.interactive`), and are interactive outside any.
+    threads at once. ``async with``, or `aclose`, frees what was opened; ``with``, or `close`, does it for programs
+    that run no event loop. Calls take the class of the block they are made in (`orchestra.bulk`,
+    `orchestra.interactive`), and are interactive outside any.
 
     Raises ConfigError where the settings cannot hold.
     """
@@ -63,14 +69,22 @@ class Orchestra:
         self.config = DEFAULTS if config is None else config
         self._local = {name: LocalRoute(name, local) for name, local in self.config.local.items()}
         self._budget = Budget(self.config.traffic, backend=self.config.budget)
-        self._wire = HttpWire()
+        self._wire = HttpWire(self.config.network.client)
         self._dispatcher = Dispatcher(self.config, budget=self._budget, wire=self._wire, local=self._local)
-        self._core = TransportCore(self._dispatcher.send)
+        self._core = TransportCore(self._send)
+        self._loop = LoopThread("orchestra")
+        self._blocking = BlockingCore(self._core, self._loop)
+        self._source: str | None = None
+        self._beacon: Beacon | None = None
+        self._shown_in = 0  # which process
+        self._showing = threading.Lock()
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """Take the settings from a TOML file. Raises ConfigError naming the file, the place and the remedy."""
-        return cls(load_config(path))
+        made = cls(load_config(path))
+        made._source = os.path.abspath(path)
+        return made
 
     @classmethod
     def from_config(cls, config: Config | Mapping[str, Any]) -> Self:
@@ -100,6 +114,39 @@ class Orchestra:
         """Return just the transport, for a client of your own making."""
         return make_transport(family, self._core)
 
+    @overload
+    def sync_http_client(self, family: Literal["httpx2"] = "httpx2") -> httpx2.Client: ...
+    @overload
+    def sync_http_client(self, family: Literal["httpx"]) -> httpx.Client: ...
+    def sync_http_client(self, family: Literal["httpx2", "httpx"] = "httpx2") -> httpx2.Client | httpx.Client:
+        """As `http_client`, for an SDK's synchronous client: the same budget, from any number of threads.
+
+        A call blocks its thread. Where a loop runs in that thread, the loop stands still meanwhile: let a stream
+        of that loop hold the last free slot, and the call waits for it until its own bound is over.
+        """
+        return make_sync_client(family, self._blocking)
+
+    @overload
+    def sync_transport(self, family: Literal["httpx2"] = "httpx2") -> httpx2.BaseTransport: ...
+    @overload
+    def sync_transport(self, family: Literal["httpx"]) -> httpx.BaseTransport: ...
+    def sync_transport(
+        self, family: Literal["httpx2", "httpx"] = "httpx2"
+    ) -> httpx2.BaseTransport | httpx.BaseTransport:
+        """Return just the synchronous transport, for a client of your own making."""
+        return make_sync_transport(family, self._blocking)
+
+    def anthropic_middleware(self) -> Any:
+        """Return what puts this under an ``Anthropic`` or ``AsyncAnthropic`` client by its ``middleware=[...]``.
+
+        It does what ``http_client=`` does, and a client that exists can have it, too:
+        ``client.with_options(middleware=[...])``.
+        Raises ConfigError where the SDK is not installed.
+        """
+        from orchestra.transports.anthropic_ import make_middleware  # on use: for one SDK only
+
+        return make_middleware(self.http_client, self.sync_http_client)
+
     # its own client
 
     async def chat(self, model: str, messages: Sequence[Any], **params: Any) -> ChatCompletion:
@@ -114,16 +161,15 @@ class Orchestra:
         """
         if params.pop("stream", None):
             raise InputError("chat() returns the whole answer; stream() streams one", param="stream")
-        async with self._answer(model, messages, params) as outcome:
-            body = await outcome.read()
+        outcome = await self._answer(model, messages, params)
+        body = await outcome.read()
         try:
             return ChatCompletion.model_validate_json(body)
         except ValidationError:
             message = f"the answer from {outcome.route} is no chat completion"
         raise ConnectionFailed(message, sent=True)
 
-    @asynccontextmanager
-    async def stream(self, model: str, messages: Sequence[Any], **params: Any) -> AsyncIterator[ChatStream]:
+    def stream(self, model: str, messages: Sequence[Any], **params: Any) -> StreamBlock:
         """Open a streamed answer::
 
             async with orc.stream("fast", messages) as deltas:
@@ -135,21 +181,19 @@ class Orchestra:
         Entering raises as `chat` does; reading raises StreamInterrupted where the answer breaks off.
         """
         params.setdefault("stream_options", {"include_usage": True})
-        async with self._answer(model, messages, {**params, "stream": True}) as outcome:
-            yield ChatStream(outcome)
+        return StreamBlock(lambda: self._answer(model, messages, {**params, "stream": True}))
 
-    @asynccontextmanager
-    async def _answer(
-        self, model: str, messages: Sequence[Any], params: Mapping[str, Any]
-    ) -> AsyncIterator[Outcome]:
-        call = _originate(CHAT, chat_payload(model, messages, params))
-        outcome = await self._dispatcher.send(call)
-        try:
-            if outcome.status >= 400:
-                raise _provider_error(outcome, await outcome.read())
-            yield outcome
-        finally:
-            await outcome.aclose()
+    async def _answer(self, model: str, messages: Sequence[Any], params: Mapping[str, Any]) -> Outcome:
+        """Return an answer that is none of an error."""
+        outcome = await self._send(_originate(CHAT, chat_payload(model, messages, params)))
+        if outcome.status >= 400:
+            raise _provider_error(outcome, await outcome.read())
+        return outcome
+
+    async def _send(self, call: Call) -> Outcome:
+        """The one way out for every call, whoever makes it."""
+        self._show()
+        return await self._dispatcher.send(call)
 
     # durable bulk jobs
 
@@ -158,7 +202,7 @@ class Orchestra:
         """The bulk jobs of this and earlier days: ``jobs.list()``, ``jobs.get(name)``."""
         from orchestra.jobs import JobManager  # on use: a program without jobs needs no database
 
-        return JobManager(self.config.bulk.store, self._dispatcher.send, check=self._check_line)
+        return JobManager(self.config.bulk.store, self._send, check=self._check_line)
 
     async def submit(
         self,
@@ -202,6 +246,16 @@ class Orchestra:
 
     # its engines and its state
 
+    @property
+    def events(self) -> EventBus:
+        """Everything that is decided about every call, as it happens::
+
+            stop = orc.events.subscribe(lambda event: print(event.kind, event.route, event.duration))
+
+        See `Event` for what is told. The logger ``orchestra.events`` tells the same at level DEBUG.
+        """
+        return self._dispatcher.events
+
     async def engine(self, name: str) -> LocalEngine:
         """Return the engine behind ``[local.NAME]``, started: to have it ready, or to ask what it does.
 
@@ -211,36 +265,92 @@ class Orchestra:
         if route is None:
             known = ", ".join(sorted(self._local)) or "none"
             raise UnknownModelError(f"no [local.{name}] is configured; there is: {known}")
+        self._show()
         return await route.engine()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is going on, as plain values: pools, routes' breakers, local engines, running jobs."""
+        """Return what is going on, as plain values: pools, routes' breakers, local engines, running jobs.
+
+        It may be called from any thread, and waits for no event loop. ``orchestra status`` shows it in words.
+        """
         return {
             "pools": self._budget.snapshot(),
             "routes": self._dispatcher.snapshot(),
             "local": {name: route.snapshot() for name, route in self._local.items()},
-            "jobs": self.jobs.snapshot(),
+            "jobs": self.jobs.snapshot() if "jobs" in self.__dict__ else {},
         }
+
+    def _show(self) -> None:
+        """Let ``orchestra status`` see this from now on. A forked child shows itself anew."""
+        if self._shown_in == os.getpid() or not self.config.observe.status:
+            return
+        if not self._showing.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            from orchestra.observe.beacon import Beacon  # on use: who only imports us needs no sockets
+
+            self._beacon = Beacon(self, config=self._source)
+            self._shown_in = os.getpid()
+        finally:
+            self._showing.release()
+
+    def _hide(self) -> None:
+        beacon, self._beacon, self._shown_in = self._beacon, None, 0
+        if beacon is not None:
+            beacon.close()
 
     async def aclose(self) -> None:
         """Stop running jobs, which stay resumable, and free engines, connections and borrowed budget.
 
-        May be called again. What is used afterwards is opened anew.
+        Blocking calls that are under way are cancelled. May be called again. What is used afterwards is opened
+        anew.
         """
+        try:
+            await self._free()
+        finally:
+            await self._loop.aclose()
+
+    def close(self) -> None:
+        """As `aclose`, from synchronous code. Raises RuntimeError where a loop runs: there, ``await aclose()``."""
+        _refuse_in_loop("close()", "await orc.aclose()")
+        try:
+            self._loop.session().run(lambda caller: self._free())
+        finally:
+            self._loop.close()
+
+    async def _free(self) -> None:
         async with AsyncExitStack() as stack:  # in reverse order, and all of it, whatever one of them raises
+            stack.callback(self._hide)
             stack.push_async_callback(self._budget.aclose)
             stack.push_async_callback(self._wire.aclose)
             for route in self._local.values():
                 stack.push_async_callback(route.aclose)
-            stack.push_async_callback(self.jobs.aclose)
+            if "jobs" in self.__dict__:
+                stack.push_async_callback(self.jobs.aclose)
 
     async def __aenter__(self) -> Self:
+        self._show()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def __enter__(self) -> Self:
+        _refuse_in_loop("with", "async with")
+        self._show()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _refuse_in_loop(what: str, instead: str) -> None:
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(f"{what} is for programs without an event loop; here, use: {instead}")
 
 
 def chat_payload(model: str, messages: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,8 +418,26 @@ def http_client(family: Literal["httpx2"] = "httpx2") -> httpx2.AsyncClient: ...
 def http_client(family: Literal["httpx"]) -> httpx.AsyncClient: ...
 def http_client(family: Literal["httpx2", "httpx"] = "httpx2") -> httpx2.AsyncClient | httpx.AsyncClient:
     """Return a client of the `Orchestra` that the whole process shares, which has the default settings."""
+    return _shared().http_client(family)
+
+
+@overload
+def sync_http_client(family: Literal["httpx2"] = "httpx2") -> httpx2.Client: ...
+@overload
+def sync_http_client(family: Literal["httpx"]) -> httpx.Client: ...
+def sync_http_client(family: Literal["httpx2", "httpx"] = "httpx2") -> httpx2.Client | httpx.Client:
+    """Return a synchronous client of the `Orchestra` that the whole process shares."""
+    return _shared().sync_http_client(family)
+
+
+def anthropic_middleware() -> Any:
+    """Return the middleware of the `Orchestra` that the whole process shares: see its method of that name."""
+    return _shared().anthropic_middleware()
+
+
+def _shared() -> Orchestra:
     global _default
     with _default_lock:
         if _default is None:
             _default = Orchestra()
-    return _default.http_client(family)
+    return _default

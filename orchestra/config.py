@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from orchestra.errors import ConfigError
+from orchestra.kinds import KINDS
 
 __all__ = [
     "BudgetConfig",
@@ -35,16 +36,19 @@ __all__ = [
     "LimitsConfig",
     "LocalConfig",
     "ModelConfig",
+    "NetworkConfig",
+    "ObserveConfig",
+    "PriceConfig",
     "ProviderConfig",
     "TrafficConfig",
     "load_config",
     "parse_config",
 ]
 
-DEFAULT_BASE_URLS = {"openai": "https://api.openai.com/v1"}
 LOCAL = "local"
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+_Price = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=True)]
 _Share = Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False, strict=True)]
 _FileName = Annotated[str, Field(min_length=1), AfterValidator(lambda name: _without_nul(name))]
 
@@ -54,15 +58,51 @@ class _Section(BaseModel):
 
 
 class LimitsConfig(_Section):
-    """One limit group: all models whose name matches one of ``models`` share it."""
+    """One limit group: all models whose name matches one of ``models`` share it.
+
+    ``window``: how the provider counts a minute. ``"refill"``: what is used comes back continuously, and at most
+    ``burst_seconds`` of it can be saved up. ``"fixed"``: it counts in whole minutes, and nobody tells when they
+    begin, so in no minute at all is more used than the limit. Left out, it is as the kind of provider is known to
+    count: ``"fixed"`` at Azure, else ``"refill"``.
+
+    A day is any 24 hours. What was used in it is known as long as the process lives; a budget that processes share
+    (``[budget] backend = "sqlite:PATH"``) keeps it beyond that. ``usd_per_day`` is our own count and needs a price
+    for every model (`PriceConfig`): without one nothing is sent. ``enqueued_batch_tokens`` bounds the input tokens
+    of all batches that are open, and does not touch other calls.
+    """
 
     models: tuple[str, ...] = ("*",)
     requests_per_minute: _Rate | None = None
     tokens_per_minute: _Rate | None = None
     input_tokens_per_minute: _Rate | None = None
     output_tokens_per_minute: _Rate | None = None
+    requests_per_day: _Rate | None = None
+    tokens_per_day: _Rate | None = None
+    input_tokens_per_day: _Rate | None = None
+    output_tokens_per_day: _Rate | None = None
+    usd_per_day: _Rate | None = None
     max_concurrency: Annotated[int, Field(ge=1, strict=True)] | None = None
+    enqueued_batch_tokens: Annotated[int, Field(ge=1, strict=True)] | None = None
+    window: Literal["refill", "fixed"] = "refill"
     burst_seconds: _Rate = 60.0
+
+    @model_validator(mode="after")
+    def _one_way_to_count(self) -> LimitsConfig:
+        if self.window == "fixed" and "burst_seconds" in self.model_fields_set:
+            raise ValueError('burst_seconds means nothing with window = "fixed": leave out one of the two')
+        return self
+
+
+class PriceConfig(_Section):
+    """What a million tokens cost in USD, for all models whose name matches one of ``models``; the first counts.
+
+    ``cached_input`` is for input that the provider had cached; by default it costs as other input does.
+    """
+
+    models: tuple[str, ...] = ("*",)
+    input: _Price
+    cached_input: _Price | None = None
+    output: _Price
 
 
 class ProviderConfig(_Section):
@@ -70,28 +110,33 @@ class ProviderConfig(_Section):
 
     ``api_key`` is ``env:NAME``, ``file:PATH`` or a literal, and never shown; absent, the caller's own
     authorization header is used, and only towards the host that the caller pointed its SDK at.
+
+    ``priority`` tells the server each call's class in the field ``priority``. A server that does not run with it
+    refuses the field: vLLM needs ``--scheduling-policy priority``, SGLang ``--enable-priority-scheduling``.
     """
 
-    kind: Literal["openai", "openai-compatible"]
+    kind: str
     base_url: Annotated[str, Field(validate_default=True)] = ""
     api_key: str | None = Field(default=None, repr=False, min_length=1)
     limits: tuple[LimitsConfig, ...] = ()
+    prices: tuple[PriceConfig, ...] = ()
+    priority: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="before")
     @classmethod
     def _default_base_url(cls, data: Any) -> Any:
         if isinstance(data, dict) and "base_url" not in data:
-            default = next((url for kind, url in DEFAULT_BASE_URLS.items() if kind == data.get("kind")), None)
+            default = next((kind.base_url for name, kind in KINDS.items() if name == data.get("kind")), None)
             return data if default is None else {**data, "base_url": default}
         return data
 
     @field_validator("kind", mode="before")
     @classmethod
     def _known_kind(cls, value: Any) -> Any:
-        if value not in ("openai", "openai-compatible"):
-            raise ValueError(
-                'must be "openai" or "openai-compatible": these are the kinds there are, and others come later'
-            )
+        if value not in list(KINDS):
+            near = _close(value, list(KINDS)) if isinstance(value, str) else []
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(f"must be one of {', '.join(KINDS)}{hint}")
         return value
 
     @field_validator("base_url")
@@ -113,6 +158,15 @@ class ProviderConfig(_Section):
                 "may hold no user, query or fragment: they would not be sent. A key goes into api_key"
             )
         return value.rstrip("/")
+
+    @field_validator("priority")
+    @classmethod
+    def _is_taken(cls, value: bool, info: ValidationInfo) -> bool:
+        kind = info.data.get("kind")
+        if value and kind is not None and not KINDS[kind].has_priority:
+            able = ", ".join(name for name, one in KINDS.items() if one.has_priority)
+            raise ValueError(f"the kind {kind!r} has no such field; these have: {able}")
+        return value
 
     def resolve_api_key(self) -> str | None:
         """Return the key itself, or None where none is configured.
@@ -167,10 +221,18 @@ class TrafficConfig(_Section):
     """``interactive_reserve``: the share of each limit that bulk leaves alone; ``"auto"`` follows the demand.
 
     ``bulk_min_share``: the share of each limit that bulk is guaranteed even under endless interactive load.
+
+    ``max_waiting``: how many calls of a class may wait for a limit; one more fails at once (QueueFull). Calls wait
+    as long as they may, so a bound is for who would rather be told.
+
+    ``hedge_share``: the share of interactive calls that may be sent a second time, where an answer is later than
+    all but that share usually are; 0 is never. The first good answer counts, and both are charged.
     """
 
     interactive_reserve: Literal["auto"] | float = "auto"
     bulk_min_share: _Share = 0.0
+    max_waiting: Annotated[int, Field(ge=0, strict=True)] | None = None
+    hedge_share: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False, strict=True)] = 0.0
 
     @field_validator("interactive_reserve", mode="before")
     @classmethod
@@ -210,6 +272,18 @@ class BulkConfig(_Section):
     store: _FileName = ".orchestra/jobs.db"
 
 
+class NetworkConfig(_Section):
+    """How requests go out. ``client``: the library, ``"aiohttp"``, or ``"httpx2"``, which knows SOCKS proxies."""
+
+    client: Literal["aiohttp", "httpx2"] = "aiohttp"
+
+
+class ObserveConfig(_Section):
+    """What can be seen from outside. ``status``: whether ``orchestra status`` of the same user can look in."""
+
+    status: Annotated[bool, Field(strict=True)] = True
+
+
 class Config(_Section):
     """All settings. Names of providers and of local models may not collide, nor contain a slash."""
 
@@ -219,6 +293,8 @@ class Config(_Section):
     traffic: TrafficConfig = TrafficConfig()
     budget: BudgetConfig = BudgetConfig()
     bulk: BulkConfig = BulkConfig()
+    network: NetworkConfig = NetworkConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")
     def _routes_exist(self) -> Config:
@@ -331,12 +407,15 @@ def _known_keys(path: Sequence[Any]) -> list[str]:
         "traffic": TrafficConfig,
         "budget": BudgetConfig,
         "bulk": BulkConfig,
+        "observe": ObserveConfig,
     }
     section: type[_Section] = Config
     if path:
         section = sections.get(str(path[0]), Config)
         if "limits" in path:
             section = LimitsConfig
+        elif "prices" in path:
+            section = PriceConfig
     return list(section.model_fields)
 
 

@@ -9,7 +9,8 @@
     ├── AdmissionError             the budget did not let the call through; nothing was sent
     │   ├── AdmissionTimeout       its timeout or deadline would pass (or passed) while it waited
     │   ├── QueueFull              the bounded waiting queue of its class is full
-    │   └── BudgetExceeded         it can never fit the limit
+    │   └── BudgetExceeded         it can never fit the limit, or that of a day is used up for longer than it waits
+    │       └── PriceUnknown       a limit in dollars holds, and no price is configured for the model
     ├── CallError                  a call that was sent, or tried to be
     │   ├── ProviderError          the provider answered with an error: status, code, retry_after
     │   ├── ConnectionFailed       no usable answer came: refused, reset, timed out, or not the endpoint's format
@@ -41,6 +42,7 @@ __all__ = [
     "JobLocked",
     "LocalEngineError",
     "OrchestraError",
+    "PriceUnknown",
     "ProviderError",
     "QueueFull",
     "StreamInterrupted",
@@ -93,7 +95,12 @@ class QueueFull(AdmissionError):
 
 
 class BudgetExceeded(AdmissionError):
-    """The call can never fit the configured limit."""
+    """The call can never fit the configured limit; or a limit of a day, or in dollars, is used up for longer than
+    the call may wait, and then ``expected_wait`` says for how long."""
+
+
+class PriceUnknown(BudgetExceeded):
+    """A limit in dollars holds for the call, and what it costs is not known. The message names the missing key."""
 
 
 class CallError(OrchestraError):

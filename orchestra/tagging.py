@@ -1,9 +1,12 @@
 """Say which traffic class the calls inside a block belong to.
 
 The tag travels in a context variable, so that it reaches calls made by any library. Threads started by
-``run_in_executor`` do not inherit it (``asyncio.to_thread`` does); there, send the header instead::
+``run_in_executor`` do not inherit it (``asyncio.to_thread`` does); there, or for a client that sends nothing but
+bulk, send a header instead, or a field of the same name in the JSON body (``extra_body`` of the official SDKs)::
 
     x-orchestra-traffic: bulk; deadline=24h; job=nightly
+
+What is closest to the call counts: the body's field, else the header, else the innermost block. Neither leaves us.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ def _tagged(tag: Tag) -> Iterator[None]:
 
 
 def parse_tag(header: str) -> Tag:
-    """Return the tag that a ``x-orchestra-traffic`` header states.
+    """Return the tag that a ``x-orchestra-traffic`` header, or such a field of a body, states.
 
     Raises InputError where it is malformed: a call must not run in the wrong class by a typing error.
     """
@@ -94,7 +97,7 @@ def parse_tag(header: str) -> Tag:
     try:
         traffic = TrafficClass(word.lower())
     except ValueError:
-        raise InputError(f"{TAG_HEADER}: {word!r} is neither 'interactive' nor 'bulk'") from None
+        raise _malformed(f"{word!r} is neither 'interactive' nor 'bulk'") from None
     job: str | None = None
     timeout: float | None = None
     deadline: float | None = None
@@ -109,7 +112,11 @@ def parse_tag(header: str) -> Tag:
                 case "deadline":
                     deadline = time.time() + parse_duration(value)
                 case _:
-                    raise InputError(f"{TAG_HEADER}: {pair!r} is none of job=, timeout=, deadline=")
+                    raise ValueError("it is none of job=, timeout=, deadline=")
         except ValueError as error:
-            raise InputError(f"{TAG_HEADER}: {key}: {error}") from None
+            raise _malformed(f"{pair!r}: {error}") from None
     return Tag(traffic, job=job, timeout=timeout, deadline=deadline)
+
+
+def _malformed(what: str) -> InputError:
+    return InputError(f'{TAG_HEADER}: {what}; write it like "bulk; deadline=24h; job=nightly"', param=TAG_HEADER)

@@ -33,12 +33,13 @@ class CircuitBreaker:
     """The health of one route. Times are seconds on the caller's clock.
 
     ``threshold`` failures in a row open it; it cools for ``cooldown`` seconds, twice as long after each failed
-    probe, ``max_cooldown`` at most.
+    probe, ``max_cooldown`` at most: so late at the latest does a route that is back get its next call, and so
+    seldom is one that is not asked in vain.
     """
 
     threshold: int = 5
     cooldown: float = 1.0
-    max_cooldown: float = 30.0
+    max_cooldown: float = 10.0
     state: BreakerState = field(default=BreakerState.CLOSED, init=False)
     _failures: int = field(default=0, init=False)
     _current_cooldown: float = field(default=0.0, init=False)

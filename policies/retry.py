@@ -4,54 +4,40 @@ There is one owner of retries. What a provider says about an error becomes a `Fa
 a delay or a refusal; `RetryBudget` keeps retries a small share of all traffic, so that an outage is not made worse
 by those who suffer from it.
 
+Applications may use them for calls of their own::
+
+    policy, budget = RetryPolicy(), RetryBudget()
+
+    @policy.retrying(timeout=20, budget=budget).wraps
+    async def ask(): ...
+
+    async for attempt in policy.retrying(traffic="bulk", timeout=3600):
+        with attempt:
+            reply = await client.chat.completions.create(...)
+
+`RetryPolicy.retrying` returns tenacity's own object, made of its own kinds of strategies, so all that tenacity has
+(``before_sleep=``, ``retry_with=``, statistics, ``|`` and ``+`` of strategies) goes with it.
+
 Sources: M. Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015) for the full jitter; the retry
 budget of Twitter's Finagle (20 % of requests plus 10 a second) for the budget and its defaults.
 """
 
 from __future__ import annotations
 
-import enum
+import asyncio
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
-from tenacity import AsyncRetrying, RetryCallState
+from tenacity import AsyncRetrying, RetryCallState, Retrying
 from tenacity.wait import wait_base, wait_exponential
 
+from orchestra.policies.fault import Fault, Recovery, fault_of
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["Fault", "Recovery", "RetryBudget", "RetryPolicy", "wait_full_jitter"]
-
-
-class Recovery(enum.StrEnum):
-    """What helps against a fault."""
-
-    RETRY = "retry"
-    """The same call may succeed later, on the same route."""
-    PAUSE = "pause"
-    """The account is spent: nothing of it succeeds until someone acts. Its calls wait, they are not retried."""
-    NONE = "none"
-    """The same call fails again on this route, however long one waits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why an attempt failed.
-
-    ``retry_after`` is the wait that the provider demands, in seconds, a floor under any delay of ours; None where
-    it demands none. ``elsewhere`` says that another route is the better bet. ``unhealthy`` counts against the
-    route's breaker: a refusal to serve this caller just now does not, a failure to answer does. ``throttled`` says
-    that the account asked for more than it may have; ``pause`` is then for how many seconds the provider said, in
-    so many words, that it should ask for nothing.
-    """
-
-    recovery: Recovery
-    reason: str
-    retry_after: float | None = None
-    elsewhere: bool = False
-    unhealthy: bool = False
-    throttled: bool = False
-    pause: float | None = None
+__all__ = ["Fault", "Recovery", "RetryBudget", "RetryPolicy", "fault_of", "wait_full_jitter"]
 
 
 class wait_full_jitter(wait_base):  # noqa: N801 - named as tenacity names its strategies
@@ -104,6 +90,103 @@ class RetryPolicy:
             # Jitter spreads callers; it is no reason to give up a call that could still make it.
             jitter = min(jitter, self.rand() * (time_left - floor))
         return floor + jitter
+
+    def retrying(
+        self,
+        *,
+        traffic: TrafficClass | str = TrafficClass.INTERACTIVE,
+        timeout: float | None = None,
+        budget: RetryBudget | None = None,
+        fault_of: Callable[[BaseException], Fault] = fault_of,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        **options: Any,
+    ) -> AsyncRetrying:
+        """Return a tenacity retrying that follows this policy, for asynchronous code.
+
+        ``timeout`` bounds a call with all its tries, in seconds: no try begins after it, and no wait ends after
+        it. ``budget`` is shared by all calls that should count together. ``fault_of`` reads an exception; a
+        demanded wait that it finds is a floor under the wait. What is given up is raised as it was.
+        ``options`` go to tenacity.
+        """
+        strategies = self._strategies(traffic, timeout, budget, fault_of)
+        return AsyncRetrying(**{**strategies, "sleep": sleep, **options})
+
+    def retrying_sync(
+        self,
+        *,
+        traffic: TrafficClass | str = TrafficClass.INTERACTIVE,
+        timeout: float | None = None,
+        budget: RetryBudget | None = None,
+        fault_of: Callable[[BaseException], Fault] = fault_of,
+        sleep: Callable[[float], None] = time.sleep,
+        **options: Any,
+    ) -> Retrying:
+        """As `retrying`, for synchronous code."""
+        strategies = self._strategies(traffic, timeout, budget, fault_of)
+        return Retrying(**{**strategies, "sleep": sleep, **options})
+
+    def _strategies(
+        self,
+        traffic: TrafficClass | str,
+        timeout: float | None,
+        budget: RetryBudget | None,
+        fault_of: Callable[[BaseException], Fault],
+    ) -> dict[str, Any]:
+        course = _Course(self, TrafficClass(traffic), timeout, budget, fault_of)
+        return {
+            "before": course.begin,
+            "retry": course.is_worth_it,
+            "wait": course.wait,
+            "stop": course.is_over,
+            "reraise": True,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """One way of following a policy, as tenacity's strategies. It keeps no state of any one call."""
+
+    policy: RetryPolicy
+    traffic: TrafficClass
+    timeout: float | None
+    budget: RetryBudget | None
+    fault_of: Callable[[BaseException], Fault]
+
+    def begin(self, state: RetryCallState) -> None:
+        if self.budget is not None and state.attempt_number == 1:
+            self.budget.deposit(time.monotonic())
+
+    def is_worth_it(self, state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome is not None else None
+        # What is no Exception (a cancellation, an interrupt) is meant to end the call.
+        return isinstance(error, Exception) and self._delay(state) is not None
+
+    def wait(self, state: RetryCallState) -> float:
+        return self._delay(state) or 0.0
+
+    def is_over(self, state: RetryCallState) -> bool:
+        """Return whether this was the last try. Asked last, with the wait known: only then is a retry claimed."""
+        if self.policy.exhausted(state.attempt_number, self.traffic, has_deadline=self.timeout is not None):
+            return True
+        if self.budget is not None:
+            now = time.monotonic()
+            if self.traffic is TrafficClass.INTERACTIVE:
+                return not self.budget.take(now)
+            state.upcoming_sleep = max(state.upcoming_sleep, self.budget.reserve(now))
+        left = self._time_left(state)
+        return left is not None and state.upcoming_sleep >= left
+
+    def _delay(self, state: RetryCallState) -> float | None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if error is None:
+            return None
+        return self.policy.delay(self.fault_of(error), state.attempt_number, time_left=self._time_left(state))
+
+    def _time_left(self, state: RetryCallState) -> float | None:
+        if self.timeout is None:
+            return None
+        # A sleep that a test puts in tenacity's place takes no time, and counts all the same.
+        return self.timeout - max(state.seconds_since_start or 0.0, state.idle_for)
 
 
 def _state(attempts: int) -> RetryCallState:

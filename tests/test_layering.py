@@ -19,6 +19,7 @@ FLOORS = {
     "errors": 1,
     "durations": 1,
     "tagging": 1,
+    "kinds": 1,
     "config": 1,
     "call": 1,
     "openai_types": 1,

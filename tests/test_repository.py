@@ -150,17 +150,6 @@ def test_import_orchestra_is_light():
     assert min(float(run.stdout.split()[-1]) for run in runs) < 0.2
 
 
-def test_the_testing_server_says_what_it_needs():
-    code = (
-        "import runpy, sys; sys.modules['aiohttp'] = None; sys.argv = ['testing', '--help'];"
-        "runpy.run_module('orchestra.testing', run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == "orchestra.testing needs aiohttp: pip install 'orchestra-llm[testing]'\n"
-
-
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_the_readmes_first_program_runs_as_it_stands(tmp_path):

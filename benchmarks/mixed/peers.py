@@ -22,7 +22,10 @@ class NotInstalled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One client: its script, what it needs, and whether it can do without being told the limits."""
+    """One client: its script, what it needs, and whether it can do without being told the limits.
+
+    ``alone``: it carries the interactive calls and nothing else, which is as quick as they can be.
+    """
 
     name: str
     script: str
@@ -30,6 +33,7 @@ class Client:
     python: tuple[int, int] = (3, 11)
     learns: bool = False
     ours: bool = False
+    alone: bool = False
 
     def command(self) -> list[str]:
         """Return the command that runs its script, its environment made. Raises NotInstalled."""
@@ -40,7 +44,7 @@ class Client:
         if self.ours:
             return Path(sys.executable)
         digest = hashlib.sha256(repr(self.needs).encode()).hexdigest()[:8]
-        folder = _cache() / f"{self.name}-{digest}"
+        folder = _cache() / digest
         python = folder / "bin" / "python"
         if (folder / ".complete").exists():
             return python
@@ -60,6 +64,7 @@ CLIENTS = {
     client.name: client
     for client in (
         Client("orchestra", "orchestra_sdk.py", learns=True, ours=True),
+        Client("floor", "openai_sdk.py", (_OPENAI,), learns=True, alone=True),
         Client("openai", "openai_sdk.py", (_OPENAI,), learns=True),
         Client("aiolimiter", "aiolimiter_buckets.py", ("aiolimiter==1.3.0", _OPENAI)),
         Client("litellm", "litellm_router.py", ("litellm==1.110.2",)),
@@ -67,7 +72,7 @@ CLIENTS = {
         Client("async-batch-llm", "async_batch_llm_pool.py", ("async-batch-llm==0.28.0", _OPENAI)),
     )
 }
-"""Every client by its name, ours first."""
+"""Every client by its name: ours, the floor (the SDK with nothing but the interactive calls), the peers."""
 
 
 def _cache() -> Path:

@@ -15,21 +15,26 @@ __all__ = ["judge", "plot", "show"]
 
 
 def judge(scenario: Scenario, results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str, bool]]:
-    """Return each target with what it asks for, what was measured, and whether it holds."""
+    """Return each target with what it asks for, what was measured, and whether it holds.
+
+    Where the floor was measured too, its median is no wait of ours.
+    """
     ours = results.get("orchestra")
     if ours is None:
         return []
     targets, verdicts = scenario.targets, []
+    floor = results["floor"]["wait"]["p50"] if "floor" in results else 0.0
     for name in ("p50", "p99"):
         if (most := getattr(targets, name)) is not None:
-            wait = ours["wait"][name]
-            verdicts.append((f"interactive wait {name}", f"<= {_ms(most)}", _ms(wait), wait <= most))
+            wait = ours["wait"][name] - floor
+            measured = f"{_ms(wait)} above the floor's {_ms(floor)}" if floor else _ms(wait)
+            verdicts.append((f"interactive wait {name}", f"<= {_ms(most)}", measured, wait <= most))
     if targets.refused is not None:
         share = ours["refused"]["share"]
         verdicts.append(("calls refused", f"<= {targets.refused:.1%}", f"{share:.2%}", share <= targets.refused))
     if targets.used is not None:
         verdicts.append(("limit used", f">= {targets.used}", f"{ours['used']:.3f}", ours["used"] >= targets.used))
-    peers = {name: _answered(one) for name, one in results.items() if name != "orchestra"}
+    peers = {name: _answered(one) for name, one in results.items() if name not in ("orchestra", "floor")}
     if targets.of_best_peer is not None and peers:
         best = max(peers, key=lambda name: peers[name])
         share = _answered(ours) / max(1, peers[best])

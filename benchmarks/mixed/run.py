@@ -74,8 +74,10 @@ def run(client: Client, scenario: Scenario) -> dict[str, Any]:
             shared = f"sqlite:{stack.enter_context(TemporaryDirectory())}/budget.db"
         clients = []
         for process in range(scenario.processes):
-            load = json.dumps(scenario.load(address["base_url"], process, shared))
-            clients.append(stack.enter_context(_Process([*command, load])))
+            load = scenario.load(address["base_url"], process, shared)
+            if client.alone:
+                load["bulk"] = 0
+            clients.append(stack.enter_context(_Process([*command, json.dumps(load)])))
         for one in clients:
             one.hear()
         start = time.monotonic() + 1.0

@@ -12,24 +12,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestra.budget.bucket import Bucket
 from orchestra.budget.dimension import Dimension
 from orchestra.budget.learning import Learning
 from orchestra.budget.line import Line
+from orchestra.budget.refusals import budget_exceeded, price_unknown, queue_full, timed_out
 from orchestra.budget.ticket import State, Ticket
 from orchestra.call import Charge, RateLimit
-from orchestra.durations import format_duration
-from orchestra.errors import AdmissionError, AdmissionTimeout, BudgetExceeded, QueueFull
+from orchestra.errors import AdmissionError
+from orchestra.policies.calibration import Calibration
 from orchestra.policies.heap import Heap
 from orchestra.policies.reserve import BulkMinShare
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["NOTHING", "Admission", "Decision", "Wait"]
+__all__ = ["NOBODY", "NOTHING", "Admission", "Decision", "Wait"]
 
-NOTHING = Charge(requests=0.0)
+NOTHING = Charge(requests=0.0, usd=0.0)
 """What a call that never left us spent."""
 
 _INTERACTIVE, _BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK
@@ -62,6 +63,10 @@ class Decision:
     next_at: float
 
 
+NOBODY = Decision([], [], math.inf)
+"""The decision where nobody waits and nobody has come."""
+
+
 class Admission:
     """The gate of one pool.
 
@@ -88,7 +93,7 @@ class Admission:
         self.pause_reason = ""
         self.wait: Wait | None = None
         self.dimensions: tuple[Dimension, ...] = ()
-        self.spent = dict.fromkeys(("requests", "tokens", "input_tokens", "output_tokens"), 0.0)
+        self.spent = dict.fromkeys(("requests", "tokens", "input_tokens", "output_tokens", "usd"), 0.0)
         self.interactive = Line(TrafficClass.INTERACTIVE, lateness=_INTERACTIVE_LATENESS)
         self.bulk = Line(TrafficClass.BULK, lateness=_BULK_LATENESS)
         self._reserve: Literal["auto"] | float = reserve
@@ -99,8 +104,14 @@ class Admission:
         self._fresh: list[Ticket] = []
         self._failed: list[Ticket] = []
         self._usual_hold = 0.0
+        self._prompts = Calibration()
+        self._untried = True
         self.learning = Learning(reserve=reserve, careful=careful, now=now)
         self.set_limits(buckets, now)
+
+    def waits_for_slot(self) -> bool:
+        """Return whether the call whose turn it is can only go when another ends."""
+        return self.wait is not None and self.wait.until is None
 
     def line(self, traffic: TrafficClass) -> Line:
         """Return where the calls of that class wait."""
@@ -109,17 +120,18 @@ class Admission:
     # What happens to it
 
     def set_limits(self, buckets: Iterable[Bucket], now: float) -> None:
-        """Replace the limits, one bucket a metric. A limit that was there already is resized and keeps its use."""
-        wanted = {bucket.metric: bucket for bucket in buckets}
+        """Replace the limits, one bucket a name. What is used of a limit that was there already stays used."""
+        wanted = {bucket.name: bucket for bucket in buckets}
         wanted.setdefault("concurrency", Bucket("concurrency", capacity=math.inf, now=now))
-        present = {dimension.metric: dimension for dimension in self.dimensions}
-        for metric, bucket in wanted.items():
-            if metric in present:
-                present[metric].bucket.resize(bucket.capacity, bucket.rate, now)
+        present = {dimension.name: dimension for dimension in self.dimensions}
+        for name, bucket in wanted.items():
+            if name in present:
+                present[name].change(bucket, now)
             else:
-                present[metric] = self._dimension(bucket, self._reserve, now)
-        if [*wanted] != [dimension.metric for dimension in self.dimensions]:
-            self.dimensions = tuple(present[metric] for metric in wanted)
+                present[name] = self._dimension(bucket, self._reserve, now)
+        if [*wanted] != [dimension.name for dimension in self.dimensions]:
+            self.dimensions = tuple(present[name] for name in wanted)
+        self._priced = any(dimension.metric == "usd" for dimension in self.dimensions)
         self._in_force = (*self.dimensions, *self.learning.dimensions)
 
     def answered(self, ticket: Ticket, told: Iterable[RateLimit], now: float, *, ok: bool) -> None:
@@ -155,7 +167,10 @@ class Admission:
         if now + ticket.queue_bound < ticket.bound:
             ticket.bound = now + ticket.queue_bound
         ticket.state = _WAITING
-        self._fresh.append(ticket)
+        if self._priced and ticket.charge.usd is None:
+            self._fail(ticket, price_unknown())
+        else:
+            self._fresh.append(ticket)
 
     def withdraw(self, ticket: Ticket, now: float) -> None:
         """Take a ticket back, whatever became of it: out of the queue, or its grant returned unspent."""
@@ -166,21 +181,30 @@ class Admission:
             ticket.state = _OVER
 
     def end(self, ticket: Ticket, spent: Charge, now: float) -> None:
-        """End a grant: ``spent`` is what the provider counted. Only the first end of a ticket counts."""
+        """End a grant: ``spent`` is what the provider counted. Only the first end of a ticket counts.
+
+        Where it does not know the dollars, all that were reserved are spent.
+        """
         if ticket.state is not _GRANTED:
             return
         ticket.state = _OVER
         charge = ticket.charge
         self.learning.ended(charge)
+        self._untried = self._untried and spent is NOTHING
+        if spent is not charge and spent.input_tokens and ticket.estimate.input_tokens:
+            self._prompts.observe(ticket.estimate.input_tokens, spent.input_tokens)
+        if spent.usd is None and charge.usd is not None:
+            spent = replace(spent, usd=charge.usd)
         for dimension in ticket.held_in:
             dimension.bucket.settle(dimension.amount(charge), dimension.spent(spent), now)
-        self.line(ticket.traffic).in_use -= 1
+        (self.interactive if ticket.traffic is _INTERACTIVE else self.bulk).in_use -= 1
         self._usual_hold += 0.1 * (now - ticket.granted_at - self._usual_hold)
         total = self.spent
         total["requests"] += spent.requests
         total["tokens"] += spent.tokens
         total["input_tokens"] += spent.input_tokens
         total["output_tokens"] += spent.output_tokens
+        total["usd"] += spent.usd or 0.0
 
     # What it decides
 
@@ -188,9 +212,9 @@ class Admission:
         """Grant, in order, whatever can go at ``now`` (at most ``limit``), and fail what has waited too long."""
         fresh, self._fresh = self._fresh, []
         self.wait = None
-        if not self.interactive.waiting and not self.bulk.waiting:
+        if not self.interactive.waiting and not self.bulk.waiting and not self._failed:
             if not fresh:
-                return Decision([], [], math.inf)
+                return NOBODY
             if len(fresh) == 1 and self._passes(fresh[0], now):  # no queue, no place in it
                 self._note_demand(fresh[0], now)
                 self._grant(fresh[0], False, now)
@@ -221,7 +245,7 @@ class Admission:
             if until <= now:
                 granted.append(self.line(ticket.traffic).pop())
                 self._grant(ticket, owed, now)
-            elif until < math.inf or not self._fail_if_hopeless(ticket, now):
+            elif (until <= ticket.bound and until < math.inf) or not self._fail_if_hopeless(ticket, now, until):
                 self.wait = Wait(ticket.traffic, ticket.job, reason, until if until < math.inf else None)
                 return granted, until if owed else min(until, self._owed_at(now))
         return granted, math.inf
@@ -250,13 +274,15 @@ class Admission:
         """Return what holds a call back, and until when: until ``now`` if nothing does."""
         if now < self.paused_until:
             return self.pause_reason, self.paused_until
+        if ticket.raised_by != self._prompts.factor:
+            self._raise(ticket, self._prompts.factor)
         reason, delay = "", 0.0
         charge = ticket.charge
         spares = ticket.traffic is _BULK and not owed
         for dimension in self._in_force:
             bucket = dimension.bucket
             if bucket.capacity < math.inf and (spares or not dimension.for_bulk):
-                floor = dimension.floor(now) if spares else 0.0
+                floor = dimension.floor(now, untried=self._untried) if spares else 0.0
                 wait = bucket.time_until(dimension.amount(charge), floor, now)
                 if wait > delay:
                     reason, delay = dimension.name, wait
@@ -267,12 +293,23 @@ class Admission:
 
     def _cost(self, ticket: Ticket) -> float:
         """Return the seconds of refill that a call takes, of the limit of which it takes most."""
-        cost = _LEAST_COST
+        cost = most = _LEAST_COST
+        refills = False
         for dimension in self._in_force:
-            rate = dimension.bucket.rate
-            if rate:
-                cost = max(cost, dimension.amount(ticket.charge) / rate)
-        return cost
+            bucket = dimension.bucket
+            if bucket.hard:  # what is left of a day says little about how soon the next call can go
+                most = max(most, dimension.amount(ticket.charge) / bucket.rate)
+            elif bucket.rate:
+                refills = True
+                cost = max(cost, dimension.amount(ticket.charge) / bucket.rate)
+        return cost if refills else most
+
+    def _raise(self, ticket: Ticket, factor: float) -> None:
+        """Raise the estimate of a prompt as far as those before it were too low."""
+        ticket.raised_by = factor
+        estimate = ticket.estimate
+        more = (factor - 1.0) * estimate.input_tokens
+        ticket.charge = replace(estimate, tokens=estimate.tokens + more, input_tokens=estimate.input_tokens + more)
 
     # What becomes of a ticket
 
@@ -289,18 +326,19 @@ class Admission:
                 dimension.ask(ticket.charge, busy, now)
 
     def _grant(self, ticket: Ticket, owed: bool, now: float) -> None:
-        self._forget_expiry(ticket)
+        if ticket.expiry is not None:
+            self._forget_expiry(ticket)
         ticket.granted_at = now
         ticket.held_in = self._in_force
+        charge, is_bulk = ticket.charge, ticket.traffic is _BULK
         for dimension in self._in_force:
-            dimension.bucket.reserve(dimension.amount(ticket.charge), now)
-        line = self.line(ticket.traffic)
+            dimension.bucket.reserve(dimension.amount(charge), now)
+        line = self.bulk if is_bulk else self.interactive
         line.in_use += 1
         line.granted += 1
-        ticket.stamp = self.learning.departed(
-            ticket.charge, self._in_flight(), now, spares=ticket.traffic is _BULK and not owed
-        )
-        if self._min_share and ticket.traffic is _BULK:
+        flying = self.interactive.in_use + self.bulk.in_use
+        ticket.stamp = self.learning.departed(charge, flying, now, spares=is_bulk and not owed)
+        if is_bulk and self._min_share:
             self._min_share.spend(self._cost(ticket), now, owed=owed)
         ticket.state = _GRANTED  # last: from now on its owner may see it
 
@@ -315,27 +353,33 @@ class Admission:
         for ticket in reversed(fresh):
             line = self.line(ticket.traffic)
             if not self._fail_if_hopeless(ticket, now) and line.waiting > self._max_waiting and not ticket.front:
-                self._fail(ticket, self._queue_full(line, now))
+                self._fail(ticket, queue_full(line, self._expected_wait(line.traffic, now)))
 
-    def _fail_if_hopeless(self, ticket: Ticket, now: float) -> bool:
-        """Fail a call that cannot go within its bound whatever comes back. Return whether it was so."""
+    def _fail_if_hopeless(self, ticket: Ticket, now: float, until: float = math.inf) -> bool:
+        """Fail a call that cannot go within its bound whatever comes back. Return whether it was so.
+
+        ``until``: the instant at which it is thought to go. What a refill brings may still come sooner.
+        """
         for dimension in self._in_force:
-            amount = dimension.amount(ticket.charge)
-            least = dimension.bucket.least_wait(amount, now)
-            if least == math.inf:
+            hard = dimension.bucket.hard
+            if until < math.inf and not hard:
+                continue
+            least = dimension.bucket.least_wait(dimension.amount(ticket.charge), now)
+            if least == math.inf or now + least > ticket.bound:
+                exceeded = hard or least == math.inf
                 self._fail(
-                    ticket, BudgetExceeded(f"no {dimension.name} are left for a call that takes {amount:g}")
+                    ticket,
+                    budget_exceeded(dimension, ticket, least, now)
+                    if exceeded
+                    else timed_out(ticket, least, now, paused=self._paused_by(now)),
                 )
-                return True
-            if now + least > ticket.bound:
-                self._fail(ticket, self._timeout(ticket, now, least))
                 return True
         return False
 
     def _expire(self, horizon: float, now: float) -> None:
         """Fail every call whose bound lies before ``horizon``."""
         while (ticket := self._expiries.first()) is not None and ticket.bound < horizon:
-            self._fail(ticket, self._timeout(ticket, now, self._expected_wait(ticket.traffic, now)))
+            self._fail(ticket, self._too_late(ticket, now))
 
     def _drop(self, ticket: Ticket) -> None:
         self.line(ticket.traffic).remove(ticket)
@@ -357,31 +401,27 @@ class Admission:
         for dimension in self._in_force:
             bucket = dimension.bucket
             available = bucket.available(now)
+            if bucket.hard:
+                continue  # the backlog is not counted in its units; the head's wait tells
             if bucket.rate:
                 floor = dimension.floor(now) if traffic is _BULK else 0.0
                 wait = max(wait, cost - (available - floor) / bucket.rate)
             elif bucket.capacity < math.inf:
                 wait = max(wait, (calls + 1 - available) * self._usual_hold / bucket.capacity)
+        if (head := self.wait) is not None and head.until is not None and head.traffic in (_INTERACTIVE, traffic):
+            wait = max(wait, head.until - now)
         wait += max(0.0, self.paused_until - now)
         return wait if wait < math.inf else None
 
-    def _timeout(self, ticket: Ticket, now: float, expected: float | None) -> AdmissionTimeout:
-        waited, bound = now - ticket.entered_at, ticket.bound - ticket.entered_at
-        message = f"the {ticket.traffic} call was not admitted within its bound of {_seconds(bound)}"
-        if now < self.paused_until:
-            message += f": the account is paused ({self.pause_reason})"
-        if expected is not None:
-            message += f"; it would have waited about {_seconds(waited + expected)}"
-            expected += waited
-        return AdmissionTimeout(message, expected_wait=expected)
+    def _too_late(self, ticket: Ticket, now: float) -> AdmissionError:
+        """Return why a call has waited in vain."""
+        for dimension in self._in_force if now >= self.paused_until else ():
+            bucket = dimension.bucket
+            if bucket.hard and (wait := bucket.time_until(dimension.amount(ticket.charge), 0.0, now)):
+                return budget_exceeded(dimension, ticket, wait, now)
+        expected = self._expected_wait(ticket.traffic, now)
+        return timed_out(ticket, expected, now, paused=self._paused_by(now))
 
-    def _queue_full(self, line: Line, now: float) -> QueueFull:
-        expected = self._expected_wait(line.traffic, now)
-        message = f"{line.waiting - 1} {line.traffic} calls are waiting, and no more may"
-        if expected is not None:
-            message += f"; this one would wait about {_seconds(expected)}"
-        return QueueFull(message, expected_wait=expected)
-
-
-def _seconds(seconds: float) -> str:
-    return format_duration(max(0.0, seconds))
+    def _paused_by(self, now: float) -> str:
+        """Return what the account is paused for at ``now``; empty where it is not."""
+        return self.pause_reason if now < self.paused_until else ""

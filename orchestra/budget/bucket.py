@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-__all__ = ["Bucket", "Metric"]
+__all__ = ["Bucket", "Metric", "check_limit"]
 
-Metric = Literal["requests", "tokens", "input_tokens", "output_tokens", "concurrency"]
+Metric = Literal["requests", "tokens", "input_tokens", "output_tokens", "usd", "concurrency"]
 
 _SLACK_SECONDS = 1e-6
 """A microsecond of refill is nobody's: it keeps rounding from putting an instant off for ever."""
@@ -22,14 +22,29 @@ class Bucket:
     What is used is the sum of outstanding reservations and of what was spent and has not refilled yet. It may
     exceed the capacity (debt) by an oversize reservation or by a settlement above what was reserved.
 
+    ``name`` tells it from others of its metric in the same pool. What is used of a `Window` leaves only when it is
+    ``window`` seconds old; here that is zero. A ``hard`` limit never lets go a call of more than its capacity.
+
     Instants are float seconds of any clock that does not run backwards; one that does is taken to stand still.
     """
 
-    __slots__ = ("_at", "_used", "capacity", "metric", "rate", "reserved")
+    __slots__ = ("_at", "_used", "capacity", "metric", "name", "rate", "reserved")
 
-    def __init__(self, metric: Metric, *, capacity: float, rate: float = 0.0, now: float = 0.0) -> None:
-        _check(capacity, rate)
+    window: float = 0.0
+    hard: bool = False
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        capacity: float,
+        rate: float = 0.0,
+        now: float = 0.0,
+        name: str | None = None,
+    ) -> None:
+        check_limit(capacity, rate)
         self.metric: Metric = metric
+        self.name: str = name or metric
         self.capacity = capacity
         self.rate = rate
         self.reserved = 0.0
@@ -57,7 +72,7 @@ class Bucket:
         needed = amount + floor
         if needed > self.capacity and (self.rate or amount <= self.capacity):
             needed = self.capacity
-        return self._time_to_fill(needed - self.capacity + self._used)
+        return self.time_to_fill(needed - self.capacity + self._used, now)
 
     def least_wait(self, amount: float, now: float) -> float:
         """Return the shortest wait conceivable: as `time_until`, if all that is outstanding came back at once.
@@ -67,7 +82,13 @@ class Bucket:
         if now > self._at:
             self._refill(now)
         needed = min(amount, self.capacity) if self.rate else amount
-        return self._time_to_fill(needed - self.capacity + self._used - self.reserved)
+        return self.time_to_fill(needed - self.capacity + self._used - self.reserved, now)
+
+    def time_to_fill(self, lacking: float, now: float) -> float:
+        """Return in how many seconds ``lacking`` more is there, if nothing else changes; infinity if never."""
+        if lacking <= self.rate * _SLACK_SECONDS + 1e-9:
+            return 0.0
+        return lacking / self.rate if self.rate else math.inf
 
     def reserve(self, amount: float, now: float) -> None:
         """Take ``amount`` until it is settled. Does not ask whether it is there: that is `time_until`."""
@@ -95,7 +116,7 @@ class Bucket:
 
         A limit that refills never gains tokens by being raised: the greater refill brings them.
         """
-        _check(capacity, rate)
+        check_limit(capacity, rate)
         used = self.used(now)
         if rate and self.rate:
             used = max(0.0, used + capacity - self.capacity)
@@ -109,13 +130,9 @@ class Bucket:
             self._used = used if used > 0 else 0.0
         self._at = now
 
-    def _time_to_fill(self, lacking: float) -> float:
-        if lacking <= self.rate * _SLACK_SECONDS + 1e-9:
-            return 0.0
-        return lacking / self.rate if self.rate else math.inf
 
-
-def _check(capacity: float, rate: float) -> None:
+def check_limit(capacity: float, rate: float) -> None:
+    """Raise ValueError where there can be no such limit."""
     if isinstance(capacity, bool) or not capacity > 0:
         raise ValueError(f"a capacity must be above zero, not {capacity!r}")
     if isinstance(rate, bool) or not 0 <= rate < math.inf:

@@ -7,28 +7,24 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orchestra.budget.alarm import Alarm, CallAt, call_at
+from orchestra.budget.limits import batch_limits, matches, online_limits
 from orchestra.budget.pool import Pool
 from orchestra.config import BudgetConfig, LimitsConfig, TrafficConfig
 
 if TYPE_CHECKING:
     from orchestra.budget.shared import Borrower, Loan
 
-__all__ = ["Budget", "limits_for"]
+__all__ = ["Budget"]
 
-_Account = tuple[str, str, tuple[str, ...] | str]
+_Account = tuple[str, str, tuple[str, ...] | str, str]
+_ONLINE, _BATCH = "online", "batch"
 
 _SWEEP_FROM = 256
 _STALE_AFTER = 600.0
-
-
-def limits_for(limits: Iterable[LimitsConfig], model: str | None) -> LimitsConfig | None:
-    """Return the first limit group whose patterns match the model, or None."""
-    return next((group for group in limits if _matches(group, model)), None)
 
 
 class Budget:
@@ -42,19 +38,17 @@ class Budget:
         self,
         traffic: TrafficConfig | None = None,
         *,
-        max_waiting: int | None = None,
         backend: BudgetConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         call_at: CallAt | None = None,
     ) -> None:
-        """``max_waiting`` bounds each pool's queue of each class. ``backend`` says who shares the pools.
+        """``backend`` says who shares the pools.
 
         ``call_at`` rings at instants of ``clock``; by default an `Alarm` in real time does.
 
         Raises ConfigError where the backend cannot be used; ValueError where it has not this clock.
         """
         self._traffic = traffic if traffic is not None else TrafficConfig()
-        self._max_waiting = max_waiting
         self._clock = clock
         self._call_at = call_at if call_at is not None else _call_at_of(clock)
         self._pools: dict[_Account, Pool] = {}
@@ -79,8 +73,24 @@ class Budget:
         All models that match ``limits`` share one; asked for with changed limits, it takes them on. A model that
         no limit is known for has a pool of its own, which lets everybody in and counts.
         """
-        limited = limits is not None and _matches(limits, model)
-        account: _Account = (provider, key_fingerprint, limits.models if limits and limited else model or "")
+        return self._pool(provider, key_fingerprint, limits, model, _ONLINE)
+
+    def batch_pool(
+        self, provider: str, key_fingerprint: str, limits: LimitsConfig | None, model: str | None
+    ) -> Pool:
+        """Return the pool of the batches that are open: ``enqueued_batch_tokens``, and nothing else.
+
+        A batch is charged with its input as ``tokens``, and holds them until its lease ends; then all come back,
+        however it ended. Grouped as `pool` groups calls, and apart from it: neither takes from the other.
+        """
+        return self._pool(provider, key_fingerprint, limits, model, _BATCH)
+
+    def _pool(
+        self, provider: str, key_fingerprint: str, limits: LimitsConfig | None, model: str | None, kind: str
+    ) -> Pool:
+        limited = limits is not None and matches(limits, model)
+        group = limits.models if limits and limited else model or ""
+        account: _Account = (provider, key_fingerprint, group, kind)
         self._asked[account] = self._clock()
         pool = self._pools.get(account)
         if pool is None:
@@ -88,7 +98,7 @@ class Budget:
             fresh = Pool(
                 limits if limited else None,
                 self._traffic,
-                max_waiting=self._max_waiting,
+                limits_of=online_limits if kind == _ONLINE else batch_limits,
                 loan=self._loan(account) if limited else None,
                 clock=self._clock,
                 call_at=self._call_at,
@@ -105,9 +115,10 @@ class Budget:
                 "provider": provider,
                 "key": key_fingerprint,
                 "models": list(models) if isinstance(models, tuple) else [models],
+                "kind": kind,
                 **pool.snapshot(),
             }
-            for (provider, key_fingerprint, models), pool in list(self._pools.items())
+            for (provider, key_fingerprint, models, kind), pool in list(self._pools.items())
         ]
 
     def close(self) -> None:
@@ -132,7 +143,7 @@ class Budget:
             return None
         from orchestra.budget.shared import Loan
 
-        return Loan(self._borrower, json.dumps(account))
+        return Loan(self._borrower, json.dumps(account[:-1] if account[-1] == _ONLINE else account))
 
     def forget(self) -> None:
         """Forget every pool: what is under way in them belongs to somebody else now, and will not end here."""
@@ -149,10 +160,6 @@ class Budget:
                 self._pools.pop(account, None)
                 self._asked.pop(account, None)
         self._sweep_at = max(_SWEEP_FROM, 2 * len(self._pools))
-
-
-def _matches(limits: LimitsConfig, model: str | None) -> bool:
-    return any(fnmatchcase(model or "", pattern) for pattern in limits.models)
 
 
 def _call_at_of(clock: Callable[[], float]) -> CallAt:

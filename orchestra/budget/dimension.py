@@ -7,7 +7,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Literal
 
-from orchestra.budget.bucket import Bucket
+from orchestra.budget.bucket import Bucket, Metric
 from orchestra.call import Charge
 from orchestra.policies.reserve import Reserve
 
@@ -39,25 +39,39 @@ class Dimension:
         ``depth`` and ``level`` are what an earlier one's `depth` and ``reserve.share`` had come to.
         """
         self.metric = bucket.metric
-        self.name = name or bucket.metric
+        self.name = name or bucket.name
         self.for_bulk = for_bulk
         self.bucket = bucket
-        self.amount: Callable[[Charge], float]
-        self.spent: Callable[[Charge], float]
+        self.amount = _AMOUNTS[self.metric]
+        self.spent = self.amount if bucket.rate else _nothing  # of a stock all comes back
         if self.metric == "concurrency":
             self.reserve = Reserve(reserve, least=0.0, level=level, now=now)
-            self.amount, self.spent = _one_slot, _no_slot
         else:
             self.reserve = Reserve(reserve, level=level, now=now)
-            self.amount = self.spent = attrgetter(self.metric)
         self._depth = depth
         self._asked_at = now
 
-    def floor(self, now: float) -> float:
-        """Return what bulk must leave: a share of what refills, whole slots of a concurrency limit."""
+    def change(self, bucket: Bucket, now: float) -> None:
+        """Take on the limit of ``bucket``. What is used stays used, calls under way stay so."""
+        mine = self.bucket
+        if bucket.window == mine.window:
+            mine.resize(bucket.capacity, bucket.rate, now)
+        else:
+            used = mine.used(now) - mine.reserved
+            bucket.reserve(mine.reserved, now)
+            bucket.settle(0.0, max(0.0, used), now)
+            self.bucket = bucket
+
+    def floor(self, now: float, *, untried: bool = False) -> float:
+        """Return what bulk must leave: a share of what refills, whole slots of a concurrency limit.
+
+        ``untried``: no call has told yet how tokens are counted. Until then bulk leaves half of them.
+        """
         capacity = self.bucket.capacity
         if self.bucket.rate:
-            return self.reserve.share(now) * capacity
+            share = self.reserve.share(now)
+            untried = untried and self.metric != "requests" and not self.bucket.window
+            return (max(share, 0.5) if untried else share) * capacity
         if self.metric == "concurrency" and capacity < math.inf:
             return float(math.floor(self.reserve.share(now) * capacity + 1e-9))
         return 0.0
@@ -68,12 +82,13 @@ class Dimension:
 
     def draw(self, amount: float, now: float) -> None:
         """Note that interactive calls want ``amount`` more of what refills, or so many slots in all."""
-        capacity = self.bucket.capacity
-        if self.bucket.rate:
-            depth = self.depth(now) + amount
-            self._depth = depth if depth < capacity else capacity  # an outage is not remembered for its length
-            self._asked_at = now
-            amount = self._depth
+        capacity, rate = self.bucket.capacity, self.bucket.rate
+        if rate:
+            depth = self._depth - (now - self._asked_at) * rate
+            amount += depth if depth > 0 else 0.0
+            if amount > capacity:
+                amount = capacity  # an outage is not remembered for its length
+            self._depth, self._asked_at = amount, now
         self.reserve.observe(amount / capacity, now)
 
     def depth(self, now: float) -> float:
@@ -86,5 +101,20 @@ def _one_slot(_: Charge) -> float:
     return 1.0
 
 
-def _no_slot(_: Charge) -> float:
+def _nothing(_: Charge) -> float:
     return 0.0
+
+
+def _usd(charge: Charge) -> float:
+    return math.inf if charge.usd is None else charge.usd  # a price that nobody knows fits no limit
+
+
+_AMOUNTS: dict[Metric, Callable[[Charge], float]] = {
+    "requests": attrgetter("requests"),
+    "tokens": attrgetter("tokens"),
+    "input_tokens": attrgetter("input_tokens"),
+    "output_tokens": attrgetter("output_tokens"),
+    "usd": _usd,
+    "concurrency": _one_slot,
+}
+"""What a charge takes, by metric."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 import time
@@ -11,12 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestra.budget.admission import Admission
+from orchestra.budget.admission import NOBODY, Admission, Decision, Wait
 from orchestra.budget.alarm import CallAt, call_at
-from orchestra.budget.bucket import Bucket, Metric
+from orchestra.budget.bucket import Bucket
 from orchestra.budget.dimension import Dimension
 from orchestra.budget.lease import Lease
+from orchestra.budget.limits import describe_limit, online_limits
 from orchestra.budget.ticket import Ticket
+from orchestra.budget.unread import Unread
 from orchestra.call import Charge, RateLimit
 from orchestra.config import LimitsConfig, TrafficConfig
 from orchestra.policies.traffic import TrafficClass
@@ -28,7 +31,7 @@ __all__ = ["Pool"]
 
 T = TypeVar("T")
 
-_PER_MINUTE: tuple[Metric, ...] = ("requests", "tokens", "input_tokens", "output_tokens")
+LimitsOf = Callable[[LimitsConfig | None, float], list[Bucket]]
 
 
 class Pool:
@@ -52,26 +55,28 @@ class Pool:
         limits: LimitsConfig | None = None,
         traffic: TrafficConfig | None = None,
         *,
-        max_waiting: int | None = None,
+        limits_of: LimitsOf = online_limits,
         loan: Loan | None = None,
         clock: Callable[[], float] = time.monotonic,
         call_at: CallAt = call_at,
     ) -> None:
         """``clock`` and ``call_at`` belong together: the instants of one are those of the other.
 
+        ``limits_of`` says which of the settings hold here: those of calls, or those of open batches.
         ``loan``: the limits are an account's that other processes share, and what may be spent is borrowed.
         """
         traffic = traffic if traffic is not None else TrafficConfig()
         now = clock()
         self._limits = limits
+        self._limits_of = limits_of
         self._reserve = traffic.interactive_reserve
         self._loan = loan
         self._admission = Admission(
             self._buckets(limits, now),
             reserve=self._reserve,
             bulk_min_share=traffic.bulk_min_share,
-            max_waiting=max_waiting,
-            careful=not _tells(limits),
+            max_waiting=traffic.max_waiting,
+            careful=limits_of is online_limits and not online_limits(limits, now),
             dimension=Dimension if loan is None else loan.dimension,
             now=now,
         )
@@ -79,6 +84,7 @@ class Pool:
         self._call_at = call_at
         self._lock = threading.Lock()
         self._inbox: deque[Callable[[float], object]] = deque()
+        self._unread = Unread()
         if loan is not None:
             loan.bind(self._inspect, self._ring)
 
@@ -145,6 +151,16 @@ class Pool:
             raise
         return self._admit(ticket)
 
+    def note_reader(self, lease: Lease, *, handed: bool) -> None:
+        """Note whose turn it is at a stream under ``lease``: its reader was ``handed`` something, or asks on.
+
+        While calls wait for a slot, readers that stay away for a second are looked for: see `Unread`.
+        """
+        if handed:
+            self._unread.handed(id(lease), self._clock())
+        else:
+            self._unread.asked(id(lease))
+
     def observe(self, lease: Lease, told: Sequence[RateLimit], *, ok: bool = True) -> None:
         """Learn from the answer to the call of ``lease``: what its headers ``told``, and whether it is a success.
 
@@ -190,7 +206,7 @@ class Pool:
         return self._inspect(_is_idle)
 
     def _buckets(self, limits: LimitsConfig | None, now: float) -> Sequence[Bucket]:
-        buckets = _buckets(limits, now)
+        buckets = self._limits_of(limits, now)
         return buckets if self._loan is None else self._loan.propose(buckets, self._reserve, now)
 
     def _admit(self, ticket: Ticket) -> Lease:
@@ -213,6 +229,12 @@ class Pool:
     def _ring(self) -> None:
         self._post(_look)
 
+    def _look_for_readers(self) -> None:
+        """Free the slots of streams that nobody can read any more. Runs on the alarm's thread."""
+        if self._inspect(lambda admission, now: admission.waits_for_slot() and self._unread.look(now)):
+            gc.collect()
+        self._post(_look)
+
     def _inspect(self, read: Callable[[Admission, float], T]) -> T:
         self._pump()
         with self._lock:
@@ -227,21 +249,28 @@ class Pool:
                 while self._inbox:
                     self._inbox.popleft()(now)
                 decision = self._admission.decide(now)
-                if decision.granted or decision.failed:
-                    self._wake(decision.granted + decision.failed)
-                if decision.next_at < math.inf:
-                    self._call_at(decision.next_at, self._ring)
+                if decision is not NOBODY:
+                    self._carry_out(decision)
                 if self._loan is not None:
                     self._loan.after_decision(self._admission)
             finally:
                 self._lock.release()
+
+    def _carry_out(self, decision: Decision) -> None:
+        # Where a ticket has no owner, its task is about to look by itself.
+        if tickets := [one for one in (*decision.granted, *decision.failed) if one.owner is not None]:
+            self._wake(tickets)
+        if decision.next_at < math.inf:
+            self._call_at(decision.next_at, self._ring)
+        if self._admission.waits_for_slot() and (look_at := self._unread.next_look()) < math.inf:
+            self._call_at(look_at, self._look_for_readers)
 
     def _wake(self, tickets: list[Ticket]) -> None:
         here = asyncio._get_running_loop()
         elsewhere: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
         for ticket in tickets:
             owner = ticket.owner
-            if owner is None:  # its task is about to look by itself
+            if owner is None:
                 continue
             if not asyncio.isfuture(owner):
                 owner.release()
@@ -270,24 +299,6 @@ def _set_results(futures: list[asyncio.Future[None]]) -> None:
         _set_result(future)
 
 
-def _tells(limits: LimitsConfig | None) -> bool:
-    return limits is not None and bool(_buckets(limits, 0.0))
-
-
-def _buckets(limits: LimitsConfig | None, now: float) -> list[Bucket]:
-    if limits is None:
-        return []
-    buckets = []
-    for metric in _PER_MINUTE:
-        limit: float | None = getattr(limits, f"{metric}_per_minute")
-        if limit is not None:
-            rate = limit / 60.0
-            buckets.append(Bucket(metric, capacity=rate * limits.burst_seconds, rate=rate, now=now))
-    if limits.max_concurrency is not None:
-        buckets.append(Bucket("concurrency", capacity=limits.max_concurrency, now=now))
-    return buckets
-
-
 def _is_idle(admission: Admission, now: float) -> bool:
     return (
         now >= admission.paused_until
@@ -304,12 +315,13 @@ def _describe(admission: Admission, now: float) -> dict[str, Any]:
         finite = bucket.capacity < math.inf
         dimensions[dimension.name] = {
             "source": "learned" if dimension in learned else "configured" if finite else None,
-            "limit": bucket.rate * 60.0 if bucket.rate else bucket.capacity if finite else None,
+            **describe_limit(bucket),
             "capacity": bucket.capacity if finite else None,
             "available": bucket.available(now) if finite else None,
             "used": bucket.used(now),
             "reserved": bucket.reserved,
             "interactive_reserve": dimension.floor(now),
+            "room_in": _room_in(admission.wait, dimension.name, now),
         }
     head = admission.wait
     lines = (admission.interactive, admission.bulk)
@@ -325,7 +337,7 @@ def _describe(admission: Admission, now: float) -> dict[str, Any]:
             "traffic": head.traffic.value,
             "job": head.job,
             "waits_for": head.reason,
-            "seconds": None if head.until is None else max(0.0, head.until - now),
+            "seconds": _room_in(head, head.reason, now),
         },
         "paused": None
         if now >= admission.paused_until
@@ -334,3 +346,10 @@ def _describe(admission: Admission, now: float) -> dict[str, Any]:
             "seconds": admission.paused_until - now if admission.paused_until < math.inf else None,
         },
     }
+
+
+def _room_in(wait: Wait | None, reason: str, now: float) -> float | None:
+    """Return the seconds until the call whose turn it is can go, where it is ``reason`` that keeps it."""
+    if wait is None or wait.until is None or wait.reason != reason:
+        return None
+    return max(0.0, wait.until - now)

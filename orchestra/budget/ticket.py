@@ -40,6 +40,7 @@ def check_charge(charge: Charge) -> None:
         and 0 <= charge.tokens <= _MOST
         and 0 <= charge.input_tokens <= _MOST
         and 0 <= charge.output_tokens <= _MOST
+        and (charge.usd is None or 0 <= charge.usd <= _MOST)
     ):
         raise ValueError("the amounts of a charge must be finite and not below zero")
 
@@ -49,7 +50,8 @@ class Ticket:
 
     ``expires_at`` bounds its wait by an instant, ``queue_bound`` by a duration from its entry in seconds.
     ``front`` puts it before all others of its class (a retry). ``owner`` is whatever its holder wants to find
-    again; None is nobody. Where it is OVER without having been granted, ``error`` says why.
+    again; None is nobody. Where it is OVER without having been granted, ``error`` says why. ``charge`` is the
+    caller's ``estimate``, raised as far as such estimates have turned out too low.
 
     The fields below the blank line of ``__init__`` belong to the `Admission` that it stands before.
     """
@@ -59,6 +61,7 @@ class Ticket:
         "charge",
         "entered_at",
         "error",
+        "estimate",
         "expiry",
         "front",
         "granted_at",
@@ -67,6 +70,7 @@ class Ticket:
         "owner",
         "place",
         "queue_bound",
+        "raised_by",
         "stamp",
         "state",
         "traffic",
@@ -88,7 +92,7 @@ class Ticket:
             raise ValueError(f"expires_at must be an instant, not {expires_at!r}")
         if queue_bound is not None and not queue_bound >= 0:
             raise ValueError(f"queue_bound must be a number of seconds, zero or above, not {queue_bound!r}")
-        self.charge = charge
+        self.charge = self.estimate = charge
         self.traffic = traffic if traffic.__class__ is TrafficClass else TrafficClass(traffic)
         self.job = job
         self.bound = math.inf if expires_at is None else expires_at
@@ -97,6 +101,7 @@ class Ticket:
         self.owner = owner
 
         self.state = _NEW
+        self.raised_by = 1.0
         self.error: AdmissionError | None = None
         self.entered_at = 0.0
         self.granted_at = 0.0

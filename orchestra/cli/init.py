@@ -43,12 +43,15 @@ weights = "smollm2-135m"
 # --- Providers: accounts over HTTP -----------------------------------------------------------------------------
 
 # [providers.openai]
-# "openai", or "openai-compatible" for any server that speaks OpenAI's wire (vLLM, SGLang, llama.cpp, ...).
+# openai, azure, anthropic, gemini, mistral, groq, together, fireworks, vllm, sglang, llamacpp; or
+# "openai-compatible" for any other server that speaks OpenAI's wire.
 # kind = "openai"
-# What the official SDK would take. Default: the kind's own address; needed for "openai-compatible".
+# What the official SDK would take. Default: the kind's own address; a server of your own needs one.
 # base_url = "https://api.openai.com/v1"
 # "env:NAME", "file:PATH", or the key itself. Without it the caller's own key is used, towards its own host only.
 # api_key = "env:OPENAI_API_KEY"
+# Tell a vllm or sglang server each call's class. It must run with priority scheduling, or it refuses the field.
+# priority = false
 
 # Limits of the account. All models whose name matches one of the patterns share them. What you leave out is
 # learned from the answers; what you set is never exceeded. A provider may have several such sections.
@@ -60,10 +63,31 @@ weights = "smollm2-135m"
 # ... or one for each.
 # input_tokens_per_minute = 60_000
 # output_tokens_per_minute = 30_000
+# In any 24 hours. What was used is forgotten when the last process ends, except with a "sqlite:" budget (below).
+# requests_per_day = 10_000
+# tokens_per_day = 2_000_000
+# input_tokens_per_day = 1_500_000
+# output_tokens_per_day = 500_000
+# The same in dollars, by our own count. It needs a price for every model: without one nothing is sent.
+# usd_per_day = 20.0
 # Calls under way at the same time.
 # max_concurrency = 64
+# Input tokens of all batches that are open.
+# enqueued_batch_tokens = 2_000_000
+# How the provider counts a minute: "refill", continuously, or "fixed", in whole minutes of which nobody tells when
+# they begin.
+# window = "refill"
 # How many seconds' worth of refill may be spent at once after a quiet time.
 # burst_seconds = 60
+
+# What a million tokens cost, in USD. The first section whose patterns match the model counts.
+# [[providers.openai.prices]]
+# models = ["gpt-*"]
+# input = 0.25
+# What the provider had cached. Default: as other input.
+# cached_input = 0.025
+# 0 for embeddings.
+# output = 2.0
 
 
 # --- How the two classes share ---------------------------------------------------------------------------------
@@ -75,6 +99,11 @@ interactive_reserve = "auto"
 # interactive_reserve = 0.2
 # The share of each limit that bulk gets even under endless interactive load, from 0 to 0.9. 0: bulk may wait.
 bulk_min_share = 0.0
+# How many calls of a class may wait for a limit: one more fails at once. Default: any number, they are only calls.
+# max_waiting = 10_000
+# Send up to this share of the interactive calls a second time, where their answers are later than usual, and take
+# the first that comes. 0: never. Both are charged: 0.05 costs at most 5 % more calls.
+hedge_share = 0.0
 
 [budget]
 # Who shares the budget. "memory": this process alone. "sqlite:PATH": all processes of this machine that name the
@@ -85,6 +114,15 @@ backend = "memory"
 [bulk]
 # The SQLite file that holds bulk jobs: every line, its state and its answer.
 store = ".orchestra/jobs.db"
+
+[network]
+# The library that requests go out with. "httpx2" takes more time a request, and knows SOCKS proxies.
+client = "aiohttp"
+
+[observe]
+# Whether `orchestra status`, run by the same user on this machine, can look into a running program: its limits,
+# what waits and why. It sees no key, no prompt and no answer.
+status = true
 """
 
 

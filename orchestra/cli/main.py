@@ -19,6 +19,7 @@ from orchestra.cli.init import init
 from orchestra.cli.jobs import app as jobs_app
 from orchestra.cli.model import app as model_app
 from orchestra.cli.run import run
+from orchestra.cli.status import status
 from orchestra.errors import ConfigError, InputError, OrchestraError
 
 __all__ = ["app", "main"]
@@ -35,6 +36,8 @@ Interactive calls go first; bulk takes all that they leave. Start here:
   says whether everything is in place, and what to do where it is not
 - `orchestra run requests.jsonl --out answers.jsonl --model fast`:
   answers a file of requests; stopped or killed, the same command goes on
+- `orchestra status`:
+  says what running programs do: limits, how much is used, who waits, for what and how long
 
 Each command explains itself: `orchestra COMMAND --help`
 """
@@ -47,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, init, doctor, run):
+for command in (demo, init, doctor, run, status):
     app.command()(command)
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(model_app, name="model")

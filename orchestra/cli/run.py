@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -298,9 +298,13 @@ async def _watched(work: Coroutine[Any, Any, T], look: Callable[[], None]) -> T:
 def _with_outage(progress: Progress, orc: Orchestra) -> Progress:
     """Say that no route answers, while the job's calls still try: the job itself hears of it when they give up."""
     routes = orc.snapshot()["routes"]
-    if progress.waiting is not None or not routes or "closed" in routes.values():
+    if progress.waiting is not None or not routes or any(_answers(route) for route in routes.values()):
         return progress
     return replace(progress, waiting=f"no answer from {', '.join(routes)} so far; it is tried again and again")
+
+
+def _answers(route: Mapping[str, Any]) -> bool:
+    return route["state"] == "closed" and route["paused_for"] is None
 
 
 def _job_name(file: JsonlFile, model: str | None) -> str:

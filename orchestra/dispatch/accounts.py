@@ -6,22 +6,28 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestra.budget import limits_for
-from orchestra.call import Call, Headers
-from orchestra.config import LimitsConfig, ProviderConfig
-from orchestra.errors import ConfigError
-from orchestra.providers import Endpoint, Provider, provider_of_kind
+from orchestra.budget import limits_for, price_for
+from orchestra.call import Body, Call, Headers
+from orchestra.config import LimitsConfig, PriceConfig, ProviderConfig
+from orchestra.errors import ConfigError, InputError
+from orchestra.providers import Endpoint, Provider, endpoint_at, provider_of_kind
 
 __all__ = ["Account", "WireRequest"]
 
-_FOREIGN = frozenset({"accept", "content-type", "user-agent"})
+_FOREIGN = frozenset({"accept", "content-type", "user-agent", "anthropic-version", "anthropic-beta"})
 """What of a caller's headers may go to another host than it pointed at: nothing that could be a secret."""
-_IDENTITY = frozenset({"authorization", "api-key", "x-api-key", "cookie", "openai-organization", "openai-project"})
+_FOREIGN_QUERY = frozenset({"alt", "beta"})
+"""What of a caller's query may go there: the form of the answer, and of the endpoint."""
+_CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key"})
+_IDENTITY = _CREDENTIALS | {"cookie", "openai-organization", "openai-project", "x-goog-user-project"}
 """Headers that say who the caller is. They give way where the account has a key of its own."""
+_IDENTITY_QUERY = frozenset({"key"})
+"""The same in a query: Google takes a key there, too."""
+_PRIORITISED = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES})
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -30,7 +36,7 @@ class WireRequest:
     method: str
     url: str
     headers: Headers = field(repr=False)
-    body: bytes = field(repr=False)
+    body: Body = field(repr=False)
 
 
 class Account:
@@ -40,7 +46,11 @@ class Account:
         self.name = name
         self.provider: Provider = provider_of_kind(config.kind)
         self._config = config
-        self._origin, self._path, _ = _split(config.base_url)
+        self._origin, path, _ = _split(config.base_url)
+        self._path = _without_root(path, self.provider.root)
+        self._limits = tuple(_with_window(group, self.provider) for group in config.limits)
+        self.asks_for_usage = True
+        """Whether streams are asked for their usage: until the provider turns out not to know the question."""
 
     @cached_property
     def _key(self) -> str | None:
@@ -60,6 +70,14 @@ class Account:
             return None
         return path[len(self._path) :]
 
+    def path_for(self, url: str) -> str:
+        """Return the path below this account's base URL of the endpoint that ``url`` names, wherever it points."""
+        return self.path_of(url) or self.provider.path_below(_split(url)[1])
+
+    def speaks(self, path: str) -> bool:
+        """Return whether ``path`` is an endpoint of this provider's wire."""
+        return self.provider.endpoint(path) is not Endpoint.OTHER
+
     @property
     def depth(self) -> int:
         """How specific the base URL is. Of several that cover a URL the deepest is meant."""
@@ -67,27 +85,57 @@ class Account:
 
     def limits(self, model: str) -> LimitsConfig | None:
         """Return the first limit group whose patterns match the model."""
-        return limits_for(self._config.limits, model)
+        return limits_for(self._limits, model)
+
+    def price(self, model: str) -> PriceConfig | None:
+        """Return the first price whose patterns match the model."""
+        return price_for(self._config.prices, model)
 
     def fingerprint(self, call: Call) -> str:
         """Return a name for the key that a call uses here, which does not reveal it."""
         key = self._key
         if key is None and self._pointed_at(call):
-            key = next((value for name, value in call.headers if name == "authorization"), None)
+            shown = [value for name, value in call.headers if name in _CREDENTIALS]
+            shown += [one for one in _parameters(call.url) if one.partition("=")[0] in _IDENTITY_QUERY]
+            key = shown[0] if shown else None
         return hashlib.sha256(key.encode()).hexdigest()[:12] if key else "no-key"
+
+    def prepare(self, endpoint: Endpoint, call: Call) -> Mapping[str, Any]:
+        """Return the payload to send for a metered call: the caller's, or one that also says what we want said."""
+        payload = call.payload or {}
+        if self.asks_for_usage:
+            payload = self.provider.prepare(endpoint, payload)
+        priorities = self.provider.priorities if self._config.priority else None
+        if priorities is not None and endpoint in _PRIORITISED and "priority" not in payload:
+            payload = {**payload, "priority": priorities[call.traffic]}
+        return payload
+
+    def payload_for(self, model: str, call: Call, path: str, payload: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return ``payload`` as it asks for ``model``: as it is where the call, or its path, does so already."""
+        if model in (call.model, self.provider.model_in(path)):
+            return payload
+        return self.provider.payload_for(payload, model)
 
     def request(self, call: Call, path: str, payload: Mapping[str, Any] | None) -> WireRequest:
         """Return the request that carries ``call`` to this account, at ``path`` below its base URL.
 
-        ``payload`` replaces the body unless it is the caller's own. The caller's credentials and its query go only
-        to the origin that it pointed at, and give way to the account's key even there.
+        ``payload`` replaces the body unless it is the caller's own. The caller's credentials, and most of its
+        query, go only to the origin that it pointed at, and give way to the account's key even there.
+
+        Raises InputError where the call is in a wire that this provider does not speak.
         """
-        query = ""
-        headers = tuple(line for line in call.headers if line[0] in _FOREIGN)
+        parameters = _parameters(call.url)
         if self._pointed_at(call):
-            query = _split(call.url)[2]
-            hidden = _IDENTITY if self._key is not None else frozenset()
-            headers = tuple(line for line in call.headers if line[0] not in hidden)
+            own = self._key is not None
+            headers = tuple(line for line in call.headers if not (own and line[0] in _IDENTITY))
+            parameters = [one for one in parameters if not (own and one.partition("=")[0] in _IDENTITY_QUERY)]
+        else:
+            self._check_wire(call, path)
+            headers = tuple(line for line in call.headers if line[0] in _FOREIGN)
+            parameters = [one for one in parameters if one.partition("=")[0] in _FOREIGN_QUERY]
+        query = f"?{'&'.join(parameters)}" if parameters else ""
+        told = {name for name, _ in headers}
+        headers += tuple(line for line in self.provider.defaults if line[0] not in told)
         if self._key is not None:
             headers += self.provider.credentials(self._key)
         body = call.body
@@ -95,21 +143,39 @@ class Account:
             body = json.dumps(payload, separators=(",", ":")).encode()
         return WireRequest(call.method, f"{self._origin}{self._path}{path}{query}", headers, body)
 
+    def _check_wire(self, call: Call, path: str) -> None:
+        asked = endpoint_at(_split(call.url)[1])
+        if asked is not Endpoint.OTHER and not self.speaks(path):
+            raise InputError(
+                f"the provider {self.name!r} (kind {self._config.kind!r}) has no endpoint {asked.value!r}: "
+                "a route must speak the wire of the SDK that makes the call",
+                param="model",
+            )
+
     def _pointed_at(self, call: Call) -> bool:
         return _split(call.url)[0] == self._origin
 
 
-def endpoint_path(url: str) -> str:
-    """Return the path of ``url`` below whatever base URL its SDK was given, as well as it can be told."""
-    path = _split(url)[1]
-    known = sorted((one.value for one in Endpoint if one.value), key=len, reverse=True)
-    for suffix in known:
-        if path.endswith(suffix):
-            return suffix
-    _, version, rest = path.rpartition("/v1/")
-    return f"/{rest}" if version else path
+def _with_window(group: LimitsConfig, provider: Provider) -> LimitsConfig:
+    """Return a limit group that counts as the provider does, unless the settings say how it counts."""
+    if provider.window is None or group.model_fields_set & {"window", "burst_seconds"}:
+        return group
+    return group.model_copy(update={"window": provider.window})
 
 
+def _without_root(path: str, root: str) -> str:
+    """Return a base URL's path without the part of ``root`` at its end: it is written with it and without."""
+    while root and not path.endswith(root):
+        root = root.rpartition("/")[0]
+    return path.removesuffix(root)
+
+
+def _parameters(url: str) -> list[str]:
+    """Return the parameters of a URL's query, as they are written."""
+    return [one for one in urlsplit(url).query.split("&") if one]
+
+
+@lru_cache(maxsize=256)
 def _split(url: str) -> tuple[str, str, str]:
     """Return origin (lower-case, without a default port), path, and query with its question mark."""
     parts = urlsplit(url)

@@ -35,7 +35,8 @@ class AnswerBody:
 
     A break raises StreamInterrupted. ``on_end`` runs once: as soon as the reader has seen the last event, on a
     break, on `aclose`, when the reading task is cancelled, or when the garbage collector finds the body dropped.
-    ``bounds`` tells how long the call has left.
+    ``bounds`` tells how long the call has left. ``on_read`` is told True when something was handed on and it is
+    the reader's turn, False when the reader asks on.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class AnswerBody:
         reader: StreamReader,
         on_end: Callable[[End, Usage], None],
         bounds: Bounds,
+        on_read: Callable[[bool], None] = lambda handed: None,
     ) -> None:
         self._route = route
         self._held = held
@@ -56,6 +58,7 @@ class AnswerBody:
         self._reader = reader
         self._ending = Ending(on_end)
         self._bounds = bounds
+        self._on_read = on_read
         self._over = False
         self._outcome: Callable[[], Outcome | None] = lambda: None
         self._finalizer = weakref.finalize(
@@ -74,11 +77,14 @@ class AnswerBody:
         return self
 
     async def __anext__(self) -> bytes:
+        self._on_read(False)
         while not self._held and not self._over:
             await self._read_on()
         if not self._held:
             raise StopAsyncIteration
         held, self._held = self._held, b""
+        if not self._over:
+            self._on_read(True)
         return held
 
     async def aclose(self) -> None:
@@ -141,14 +147,45 @@ def _forgotten(
 _closing: set[asyncio.Future[None]] = set()
 
 
-async def bounded(body: AsyncIterator[bytes], bounds: Bounds) -> AsyncIterator[bytes]:
-    """Yield a body that is made in this process; break it off with StreamInterrupted when a wait is too long."""
-    while True:
-        try:
-            async with asyncio.timeout(bounds.wait_left()):
-                chunk = await anext(body, None)
-        except TimeoutError:
-            raise StreamInterrupted(f"the answer broke off: no more within {bounds.wait()}") from None
-        if chunk is None:
-            return
-        yield chunk
+def bounded(outcome: Outcome, bounds: Bounds, on_end: Callable[[End, Usage], None]) -> Outcome:
+    """Return an outcome that is made in this process, with its waits bounded.
+
+    One that is too long breaks it off with StreamInterrupted. ``on_end`` runs once, however the body ends.
+    """
+    ending = Ending(on_end)
+    close = outcome.close
+    whole = weakref.ref(outcome)  # no cycle: a dropped outcome must be found at once
+
+    def usage() -> Usage:
+        there = whole()
+        return Usage() if there is None else there.usage
+
+    async def aclose() -> None:
+        ending("dropped", usage())
+        await close()
+
+    outcome.body = _bounded(outcome.body, bounds, lambda end: ending(end, usage()))
+    outcome.close = aclose
+    return outcome
+
+
+async def _bounded(
+    body: AsyncIterator[bytes], bounds: Bounds, on_end: Callable[[End], None]
+) -> AsyncIterator[bytes]:
+    end: End = "dropped"
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(bounds.wait_left()):
+                    chunk = await anext(body, None)
+            except TimeoutError:
+                raise StreamInterrupted(f"the answer broke off: no more within {bounds.wait()}") from None
+            if chunk is None:
+                end = "complete"
+                return
+            yield chunk
+    except StreamInterrupted:
+        end = "broken"
+        raise
+    finally:
+        on_end(end)

@@ -38,6 +38,11 @@ class Bounds:
         bounds = [self.time_left(), self._read_timeout]
         return min((one for one in bounds if one is not None), default=None)
 
+    def queue_left(self) -> float | None:
+        """Return what is left of the call's bound on waiting for admission, over all its attempts."""
+        bound = self.call.queue_bound
+        return None if bound is None else max(0.0, self.started + bound - self.clock())
+
     def whole(self) -> str:
         """Return the bound of the whole call in words: ``the call's timeout of 2.0s``."""
         seconds = math.inf if self.call.expires_at is None else max(0.0, self.call.expires_at - self.started)

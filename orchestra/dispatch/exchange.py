@@ -7,22 +7,22 @@ the answer tells; refunded where nothing can have reached the provider; kept whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from orchestra.budget import Budget, Lease, Pool
+from orchestra.budget import Budget, Lease, Pool, cost
 from orchestra.call import Call, Charge, Outcome, RateLimit, Usage
 from orchestra.dispatch.answer_body import AnswerBody, End
 from orchestra.dispatch.bounds import Bounds
 from orchestra.dispatch.route_table import Target
-from orchestra.errors import ConnectionFailed, InputError, OrchestraError, ProviderError
+from orchestra.errors import ConnectionFailed, InputError, OrchestraError, PriceUnknown, ProviderError
 from orchestra.observe.events import EventKind
 from orchestra.policies.retry import Fault, Recovery
-from orchestra.providers import Endpoint, FormatError
+from orchestra.providers import Endpoint, FormatError, expected_usage
 from orchestra.wire import Wire, WireResponse
 
-__all__ = ["Exchange", "Failed"]
+__all__ = ["Exchange", "Failed", "Stopwatch", "Tell"]
 
 QUOTA_PAUSE = 60.0
 """Seconds for which an account is left alone after its provider called it spent; then calls ask again."""
@@ -41,15 +41,48 @@ class Failed:
     answer: Outcome | None = None
     paused_until: float | None = None
 
+    @property
+    def status(self) -> int | None:
+        """The status of the answer that it failed by, where there was one."""
+        return self.error.status if isinstance(self.error, ProviderError) else None
 
-class Emit(Protocol):
-    def __call__(self, kind: EventKind, call: Call, route: str, **detail: float | int | str) -> None: ...
+
+class Tell(Protocol):
+    """Tells an event of one attempt. ``fields`` are those of `Event` that are not the attempt's anyhow."""
+
+    def __call__(self, kind: EventKind, **fields: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """The times of one attempt, on ``clock``. ``on_sent`` is told when its request goes out."""
+
+    clock: Callable[[], float]
+    on_sent: Callable[[], None] = lambda: None
+    sent_at: float | None = field(default=None, init=False)
+    ttft: float | None = field(default=None, init=False)
+    outrun: bool = field(default=False, init=False)
+    """Whether another attempt at the same call was quicker, so that this one is given up."""
+
+    def start(self) -> None:
+        self.sent_at = self.clock()
+        self.on_sent()
+
+    def first_byte(self) -> float | None:
+        """Note that the first content is there, and return how long it took."""
+        self.ttft = self.elapsed()
+        return self.ttft
+
+    def elapsed(self) -> float | None:
+        """Return how long ago the request went out."""
+        return None if self.sent_at is None else self.clock() - self.sent_at
 
 
 class Exchange:
     """One attempt to send ``call`` to the account of ``target``.
 
-    ``clock`` is monotonic, ``wall`` unix time. ``on_broken`` is told of a stream that breaks after this is over.
+    ``watch`` has the monotonic clock, ``wall`` is unix time. ``on_broken`` is told of a stream that breaks after
+    this is over.
     """
 
     def __init__(
@@ -60,9 +93,9 @@ class Exchange:
         budget: Budget,
         wire: Wire,
         bounds: Bounds,
-        clock: Callable[[], float],
+        watch: Stopwatch,
         wall: Callable[[], float],
-        emit: Emit,
+        tell: Tell,
         on_broken: Callable[[], None],
     ) -> None:
         if target.account is None or target.model is None or call.payload is None:
@@ -72,9 +105,14 @@ class Exchange:
         self._account = target.account
         self._provider = target.account.provider
         self._endpoint = self._provider.endpoint(target.path)
-        payload = self._provider.prepare(self._endpoint, call.payload)
-        self._payload = payload if target.model == call.model else {**payload, "model": target.model}
-        self._charge = self._provider.charge(self._endpoint, self._payload)
+        self._model = target.model
+        self._payload = self._prepare()
+        self._price = target.account.price(target.model)
+        self._charge = self._priced(self._provider.charge(self._endpoint, self._payload))
+        self._estimated = {
+            "estimated_input_tokens": self._charge.input_tokens,
+            "estimated_usd": self._charge.usd,
+        }
         self._pool: Pool = budget.pool(
             self._account.name,
             self._account.fingerprint(call),
@@ -84,32 +122,78 @@ class Exchange:
         self._lease: Lease | None = None
         self._wire = wire
         self._bounds = bounds
-        self._clock = clock
+        self._watch = watch
         self._wall = wall
-        self._emit = emit
+        self._tell = tell
+        self._status: int | None = None
         self._on_broken = on_broken
 
-    async def run(self, *, front: bool) -> Outcome | Failed:
-        """Make the attempt. ``front`` lets it in before the others of its class that wait.
+    async def run(self, *, front: bool = False, at_once: bool = False) -> Outcome | Failed:
+        """Make the attempt. ``front`` lets it in before the others of its class that wait; ``at_once`` lets it in
+        now or never.
+
+        A server that refuses only our question for a stream's usage is not asked again; the call goes once more.
 
         Raises AdmissionError, ConnectionFailed, DeadlineExceeded, InputError where it cannot be sent, and
         ConfigError where the account's key cannot be had.
         """
-        request = self._account.request(self._call, self._target.path, self._payload)
-        self._lease = await self._pool.acquire(
-            self._charge,
-            traffic=self._call.traffic,
-            job=self._call.job,
-            expires_at=self._call.expires_at,
-            queue_bound=self._call.queue_bound,
-            front=front,
+        result = await self._run_once(front=front, at_once=at_once)
+        if isinstance(result, Failed) and self._question_refused(result.error):
+            self._account.asks_for_usage = False
+            self._payload = self._prepare()
+            result = await self._run_once(front=True)
+        return result
+
+    def _prepare(self) -> Mapping[str, Any]:
+        payload = self._account.prepare(self._endpoint, self._call)
+        return self._account.payload_for(self._model, self._call, self._target.path, payload)
+
+    def _priced(self, charge: Charge) -> Charge:
+        """Return ``charge`` with the dollars to set aside, where they are known."""
+        expected = self._price and expected_usage(self._endpoint, self._payload, charge)
+        return replace(charge, usd=cost(self._price, expected)) if self._price and expected else charge
+
+    def _price_unknown(self) -> PriceUnknown:
+        name, model = self._account.name, self._model
+        if self._price is not None:
+            return PriceUnknown(f"usd_per_day holds for {model!r} at {name}, and {self._target.path} has no price")
+        return PriceUnknown(
+            f"usd_per_day holds for {model!r} at {name}, and no price is known for it: add "
+            f'[[providers.{name}.prices]] with models = ["{model}"], input and output (USD per million tokens)'
         )
+
+    def _question_refused(self, error: OrchestraError) -> bool:
+        if "stream_options" not in self._payload or "stream_options" in (self._call.payload or {}):
+            return False
+        return isinstance(error, ProviderError) and error.status in (400, 422) and b"stream_options" in error.body
+
+    async def _run_once(self, *, front: bool, at_once: bool = False) -> Outcome | Failed:
+        path = self._provider.path_for(self._target.path, self._model)
+        request = self._account.request(self._call, path, self._payload)
+        if not at_once:
+            self._tell("queued", **self._estimated)
+        try:
+            self._lease = await self._pool.acquire(
+                self._charge,
+                traffic=self._call.traffic,
+                job=self._call.job,
+                expires_at=self._call.expires_at,
+                queue_bound=0.0 if at_once else self._bounds.queue_left(),
+                front=front,
+            )
+        except PriceUnknown:
+            raise self._price_unknown() from None
+        except asyncio.CancelledError:
+            if not at_once:
+                self._tell_interrupted("cancelled")
+            raise
         response: WireResponse | None = None
         handed_on = False
         try:
-            self._emit("admitted", self._call, self._target.name, tokens=self._charge.tokens)
+            self._tell("admitted", waited=self._lease.waited, **self._estimated)
             async with asyncio.timeout(self._bounds.time_left()):
-                self._emit("sent", self._call, self._target.name)
+                self._watch.start()
+                self._tell("sent")
                 response = await self._wire.send(
                     request.method,
                     request.url,
@@ -134,6 +218,9 @@ class Exchange:
             raise ConnectionFailed(str(error), sent=True) from None
         except TimeoutError:
             raise self._bounds.expired() from None
+        except asyncio.CancelledError:
+            self._tell_interrupted("cancelled")
+            raise
         finally:
             if not handed_on:
                 if self._lease is not None:
@@ -143,6 +230,7 @@ class Exchange:
 
     async def _read(self, response: WireResponse) -> Outcome | Failed:
         told = self._provider.limits(response.headers, self._wall())
+        self._status = response.status
         if not 200 <= response.status < 300:
             return await self._read_error(response, told)
         self._pool.observe(self._leased(), told)
@@ -157,7 +245,7 @@ class Exchange:
         body = await _whole(response)
         # What a provider refuses counts as a request, and uses no tokens.
         lease = self._take_lease()
-        lease.settle(Charge(requests=self._charge.requests))
+        lease.settle(Charge(requests=self._charge.requests, usd=0.0))
         fault = self._provider.fault(response.status, response.headers, body, self._wall())
         if fault.throttled:
             self._pool.throttled(lease, told, pause=fault.pause)
@@ -179,9 +267,9 @@ class Exchange:
 
     def _pause(self, fault: Fault) -> float:
         wait = QUOTA_PAUSE if fault.retry_after is None else fault.retry_after
-        until = self._clock() + wait
+        until = self._watch.clock() + wait
         self._pool.pause(until, fault.reason)
-        self._emit("paused", self._call, self._target.name, reason=fault.reason, seconds=wait)
+        self._tell("paused", reason=fault.reason, status=self._status, duration=wait)
         return until
 
     async def _open_stream(self, response: WireResponse) -> Outcome | Failed:
@@ -200,13 +288,13 @@ class Exchange:
         if reader.fault is not None and not reader.started:
             if reader.fault.throttled:
                 lease = self._take_lease()
-                lease.settle(Charge(requests=self._charge.requests))
+                lease.settle(Charge(requests=self._charge.requests, usd=0.0))
                 self._pool.throttled(lease, [], pause=reader.fault.pause)
             error = ProviderError(
                 f"{self._target.name} answered {reader.fault.reason}", status=response.status, body=held
             )
             return Failed(reader.fault, error, Outcome(response.status, headers, _once(held), self._target.name))
-        self._emit("first_byte", self._call, self._target.name)
+        self._tell("first_byte", ttft=self._watch.first_byte())
         body = AnswerBody(
             self._target.name,
             held=held,
@@ -215,23 +303,50 @@ class Exchange:
             reader=reader,
             on_end=self._end,
             bounds=self._bounds,
+            on_read=self._note_reader,
         )
+        if not reader.ended:
+            self._note_reader(handed=True)
         return body.outcome(response.status, headers)
+
+    def _note_reader(self, handed: bool) -> None:
+        if self._lease is not None:
+            self._pool.note_reader(self._lease, handed=handed)
 
     def _end(self, end: End, usage: Usage) -> None:
         """End the lease of an answer that was handed on."""
         lease = self._take_lease()
+        self._pool.note_reader(lease, handed=False)
         if usage.certainty == "known":
-            lease.settle(self._provider.settle(self._charge, usage))
+            spent = self._provider.settle(self._charge, usage)
+            if self._price is not None:
+                spent = replace(spent, usd=cost(self._price, usage))
+            lease.settle(spent)
         else:
+            spent = self._charge
             lease.keep()
         if end == "complete":
-            tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-            self._emit("settled", self._call, self._target.name, certainty=usage.certainty, **tokens)
+            known = usage.certainty != "unknown"
+            self._tell(
+                "settled",
+                status=self._status,
+                certainty=usage.certainty,
+                input_tokens=usage.input_tokens if known else None,
+                output_tokens=usage.output_tokens if known else None,
+                cached_tokens=usage.cached_tokens if known else None,
+                usd=spent.usd,
+                ttft=self._watch.ttft,
+                duration=self._watch.elapsed(),
+                **self._estimated,
+            )
         else:
-            self._emit("interrupted", self._call, self._target.name, how=end)
+            self._tell_interrupted(end)
         if end == "broken":
             self._on_broken()
+
+    def _tell_interrupted(self, how: str) -> None:
+        reason = "outrun" if self._watch.outrun else how
+        self._tell("interrupted", reason=reason, duration=self._watch.elapsed(), **self._estimated)
 
     def _take_lease(self) -> Lease:
         lease, self._lease = self._leased(), None

@@ -6,11 +6,13 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from orchestra.call import ORIGIN, Call, Outcome
 from orchestra.config import LOCAL, Config
-from orchestra.dispatch.accounts import Account, endpoint_path
+from orchestra.dispatch.accounts import Account
 from orchestra.errors import ConfigError, InputError, UnknownModelError
+from orchestra.providers import Endpoint, endpoint_at
 
 __all__ = ["LocalAnswerer", "RouteTable", "Target"]
 
@@ -31,13 +33,17 @@ class LocalAnswerer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One route of one call: an account, a path below its base URL and a model; or one who answers here."""
+    """One route of one call: an account, a path below its base URL and a model; or one who answers here.
+
+    What is not ``metered`` is forwarded as it is, for that model where it names one.
+    """
 
     name: str
     account: Account | None = None
     path: str = ""
     model: str | None = None
     local: LocalAnswerer | None = None
+    metered: bool = True
 
 
 class RouteTable:
@@ -99,14 +105,18 @@ class RouteTable:
                 raise ConfigError(f"route {route!r}: this Orchestra has no local model {rest!r}")
             return Target(route, local=self._local[rest])
         account = self._accounts[head]
-        return Target(route, account, account.path_of(call.url) or endpoint_path(call.url), rest)
+        path = account.path_for(call.url)
+        return Target(route, account, path, rest, metered=_is_metered(account, path, call))
 
     def _by_url(self, call: Call) -> Target | None:
         found = [(one, path) for one in self._accounts.values() if (path := one.path_of(call.url)) is not None]
         if not found:
             return None
-        account, path = max(found, key=lambda pair: pair[0].depth)
-        return Target(f"{account.name}/{call.model or '-'}", account, path, call.model)
+        # One host may speak several wires: whoever knows the endpoint is meant, and of those the most specific.
+        account, path = max(found, key=lambda pair: (pair[0].speaks(pair[1]), pair[0].depth))
+        model = account.provider.model_in(path) or call.model
+        metered = model is not None and _is_metered(account, path, call)
+        return Target(f"{account.name}/{model or '-'}", account, path, model, metered=metered)
 
     def _unknown(self, model: str | None) -> InputError:
         if model is None:
@@ -120,3 +130,9 @@ class RouteTable:
             f"section [providers.PROVIDER]",
             param="model",
         )
+
+
+def _is_metered(account: Account, path: str, call: Call) -> bool:
+    if call.method != "POST" or call.payload is None:
+        return False
+    return account.provider.meters(path) or endpoint_at(urlsplit(call.url).path) is not Endpoint.OTHER

@@ -1,8 +1,8 @@
 """What an answer, or the lack of one, says about a line. Pure.
 
 A line ends when the provider answered it, or refused it for what it asks. What would have met any other line too
-(no connection, a spent account, a wrong key) says nothing about this one: it stays as it was, and the job pauses
-or stops.
+(no connection, a spent account, a wrong key, a missing price) says nothing about this one: it stays as it was, and
+the job pauses or stops.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from orchestra.errors import (
     InputError,
     LocalEngineError,
     OrchestraError,
+    PriceUnknown,
     ProviderError,
     QueueFull,
     StreamInterrupted,
@@ -121,6 +122,8 @@ def judge_error(number: int, error: OrchestraError) -> End | Blocked:
             return Blocked(LineError("local_engine", message), hopeless=True, suspect=True)
         case ConfigError():
             return Blocked(LineError("config", message), hopeless=True)
+        case PriceUnknown():  # so would every line be that asks for this model, until the price is set
+            return Blocked(LineError("price_unknown", message), hopeless=True)
         case InputError():
             return End(number, LineError(error.code or "invalid_request", message))
         case _:

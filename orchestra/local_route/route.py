@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from orchestra.call import Call, Headers, Outcome, Usage
 from orchestra.config import LocalConfig
 from orchestra.errors import InputError, LocalEngineError, QueueFull, StreamInterrupted
-from orchestra.local_route.answer import LocalAnswer
-from orchestra.local_route.request import LocalRequest, endpoint_of, read_request
 from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:
+    from orchestra.local_route.answer import LocalAnswer
+    from orchestra.local_route.request import Endpoint, LocalRequest
     from orchestra.localengine import LocalEngine
     from orchestra.localengine import request as engine_types
     from orchestra.localengine.stream import DeltaStream
@@ -67,16 +67,15 @@ class LocalRoute:
         return f"local/{self.name}"
 
     async def send(self, call: Call) -> Outcome:
-        """Answer an OpenAI chat or completions call.
+        """Answer a call of OpenAI's chat, completions or responses endpoint, or of Anthropic's messages.
 
         The outcome of a streamed call is returned with its first piece at hand, so that whatever can fail before
         content fails here. Raises InputError (a field that cannot be served, a prompt too long), QueueFull, and
         LocalEngineError; reading a stream that breaks raises StreamInterrupted.
         """
-        endpoint = endpoint_of(call.url)
-        request = read_request(endpoint, call.payload)
+        endpoint, request = _read(call.url, call.payload)
         engine = await self.engine()
-        answer = LocalAnswer(endpoint, call_id=call.id, model=self.route, include_usage=request.include_usage)
+        answer = await self._answer(endpoint, call, request, engine)
         if request.streams:
             return await self._stream(engine, call, request, answer)
         with _as_our_errors(request.prompt_field):
@@ -89,12 +88,35 @@ class LocalRoute:
             usage=_usage(completion.usage),
         )
 
+    async def _answer(
+        self, endpoint: Endpoint, call: Call, request: LocalRequest, engine: LocalEngine
+    ) -> LocalAnswer:
+        match endpoint:
+            case "responses":
+                from orchestra.local_route.responses_answer import ResponsesAnswer
+
+                return ResponsesAnswer(call.payload or {}, call_id=call.id, model=self.route)
+            case "messages":
+                from orchestra.local_route.messages_answer import MessagesAnswer
+
+                # This wire tells how long the prompt is before the engine does.
+                tokens = await asyncio.to_thread(_length, engine, request) if request.streams else 0
+                return MessagesAnswer(call_id=call.id, model=self.route, input_tokens=tokens)
+        from orchestra.local_route.chat_answer import ChatAnswer
+
+        return ChatAnswer(
+            chat=endpoint == "chat",
+            call_id=call.id,
+            model=self.route,
+            include_usage=request.include_usage,
+        )
+
     def check(self, url: str, payload: Mapping[str, Any], *, traffic: TrafficClass) -> None:
         """Raise InputError where a request can never be answered here.
 
         Its fields are always checked, the length of its prompt once the engine is started.
         """
-        request = read_request(endpoint_of(url), payload)
+        _, request = _read(url, payload)
         engine = self._engine
         if engine is not None:
             with suppress(LocalEngineError), _as_our_errors(request.prompt_field):
@@ -196,11 +218,21 @@ def _as_our_errors(prompt_field: str = "messages") -> Iterator[None]:
         raise LocalEngineError(f"{error}{remedy}") from error
 
 
+def _read(url: str, payload: Mapping[str, Any] | None) -> tuple[Endpoint, LocalRequest]:
+    from orchestra.local_route.request import endpoint_of, read_request  # on use: a program may never come here
+
+    endpoint = endpoint_of(url)
+    return endpoint, read_request(endpoint, payload)
+
+
+def _length(engine: LocalEngine, request: LocalRequest) -> int:
+    with _as_our_errors(request.prompt_field):
+        return len(engine.encode(request.prompt))
+
+
 def _encode(answer: LocalAnswer, delta: engine_types.Delta) -> bytes:
     data = answer.piece(delta.text) if delta.text else b""
-    if delta.finish_reason is not None and delta.usage is not None:
-        data += answer.ending(delta.finish_reason, delta.usage)
-    return data
+    return data + answer.ending(delta) if delta.finish_reason is not None else data
 
 
 def _fill_in(outcome: Outcome | None, usage: engine_types.Usage) -> None:

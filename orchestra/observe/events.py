@@ -1,30 +1,42 @@
 """One stream of typed events about everything decided: the ground for logs, metrics, and status.
 
 An event holds names, numbers and reasons. It never holds a key, a prompt, or an answer.
+
+Of each call (``call``), each attempt is told in this order::
+
+    queued -> admitted -> sent -> first_byte -> settled
+         \\         \\        \\           \\
+          refused   +--------+-----------+-> interrupted, or the next attempt's retried or fell_back, or failed
+
+An engine in this process has its own queue, so its attempts begin with ``sent``. ``paused`` comes beside them, and
+``hedged`` begins a second attempt while the first is under way; the one of the two that is not used ends with
+``interrupted``.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Event", "EventBus", "EventKind"]
 
 EventKind = Literal[
-    "admitted",  # the budget let an attempt go
-    "sent",  # its request is on the wire
+    "queued",  # an attempt asks the budget to be let go
+    "admitted",  # the budget let it go
+    "sent",  # its request is on the wire, or with the engine
     "first_byte",  # a streamed answer shows its first content
     "retried",  # an attempt failed and the call tries the same route again
     "fell_back",  # an attempt failed and the call takes another route
+    "hedged",  # the attempt is late, and another one starts beside it
     "refused",  # the budget did not let the call go
     "paused",  # a provider says that an account is spent
     "settled",  # an answer is complete and its usage accounted for
-    "interrupted",  # a stream broke, or was given up, after content had been shown
+    "interrupted",  # an attempt was given up, or its stream broke after content had been shown
     "failed",  # the call has no answer, or an error for one
     "passed_through",  # nobody meters this call: its host is not configured
 ]
@@ -32,30 +44,84 @@ EventKind = Literal[
 _log = logging.getLogger("orchestra.events")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a call, at the instant ``at`` of the monotonic clock."""
+    """Something that happened to a call, at the instant ``at`` of the monotonic clock.
+
+    The first five fields are always there, others where they mean something. Durations are in seconds.
+
+    - ``route``: of the attempt, ``provider/model`` or ``local/name``; ``model``: what the caller asked for.
+    - ``attempt``: the attempt's number in its call, from 1. In ``failed``: how many there were.
+    - ``reason``: why, in a few words: of what failed before, of a refusal, of a pause, of an interruption
+      (``broken``, ``dropped``, ``cancelled``, ``outrun`` by the other attempt).
+    - ``from_route`` (``retried``, ``fell_back``, ``hedged``): the route of the attempt before.
+    - ``status``: the HTTP status of the answer; in ``retried``, ``fell_back`` and ``failed`` of the one before.
+    - ``waited`` (``admitted``, ``refused``): in the budget's queue.
+    - ``estimated_input_tokens``, ``estimated_usd`` (``queued``, ``admitted``, ``settled``, ``interrupted``): what
+      was set aside.
+    - ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``certainty`` (``settled``): what was used,
+      and whether that is known.
+    - ``ttft`` (``first_byte``, ``settled``): from ``sent`` to the first content of a streamed answer.
+    - ``duration``: from ``sent`` to the end of the attempt (``settled``, ``interrupted``); from the call's
+      beginning (``failed``); for how long (``paused``); after how long the first was late (``hedged``).
+    """
 
     kind: EventKind
     call: str
     traffic: TrafficClass
     at: float
     route: str = ""
-    detail: Mapping[str, float | int | str] = field(default_factory=dict)
+    model: str | None = None
+    job: str | None = None
+    attempt: int | None = None
+    from_route: str | None = None
+    reason: str | None = None
+    status: int | None = None
+    waited: float | None = None
+    estimated_input_tokens: float | None = None
+    estimated_usd: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    certainty: Literal["known", "estimated", "unknown"] | None = None
+    usd: float | None = None
+    ttft: float | None = None
+    duration: float | None = None
+
+    def told(self) -> dict[str, Any]:
+        """Return what is told, by field, without what is not, and with plain values: for logs and JSON."""
+        told = {name: value for name in _FIELDS if (value := getattr(self, name)) not in (None, "")}
+        return {**told, "traffic": self.traffic.value}
+
+    def as_extra(self) -> dict[str, Any]:
+        """Return what is told as ``extra=`` of a log record, with the kind as ``event``."""
+        told = self.told()
+        return {"event": told.pop("kind"), **told}
+
+
+_FIELDS = tuple(one.name for one in fields(Event))
 
 
 class EventBus:
     """Hands every event to all subscribers, and to the logger ``orchestra.events`` at level DEBUG.
 
+    A log record has the event's fields as attributes (``extra=``), its kind as ``event``, for formatters that
+    write JSON.
+
     A subscriber runs in whatever thread the event arose in, must be quick, and must not block; what it raises is
-    logged and goes no further. Thread-safe.
+    logged and goes no further. Thread-safe. Where nobody listens no event is made at all.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._subscribers: tuple[Callable[[Event], None], ...] = ()
+        self._subscribers: tuple[Callable[[Event], object], ...] = ()
 
-    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
+    @property
+    def listening(self) -> bool:
+        """Whether anybody wants to know: a subscriber, or the log."""
+        return bool(self._subscribers) or _log.isEnabledFor(logging.DEBUG)
+
+    def subscribe(self, subscriber: Callable[[Event], object]) -> Callable[[], None]:
         """Call ``subscriber`` with every event from now on. Returns the function that ends it."""
         with self._lock:
             self._subscribers = (*self._subscribers, subscriber)
@@ -67,9 +133,11 @@ class EventBus:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
+        """Tell everybody of ``event``."""
         if _log.isEnabledFor(logging.DEBUG):
-            detail = " ".join(f"{name}={value}" for name, value in event.detail.items())
-            _log.debug("%s call=%s route=%s %s", event.kind, event.call, event.route or "-", detail)
+            told = event.as_extra()
+            line = " ".join(f"{name}={value}" for name, value in told.items() if name not in ("event", "at"))
+            _log.debug("%s %s", event.kind, line, extra=told)
         for subscriber in self._subscribers:
             try:
                 subscriber(event)

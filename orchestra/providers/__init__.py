@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader
-from orchestra.providers.openai import OpenAI, OpenAICompatible
+import importlib
+from functools import cache
 
-__all__ = ["Endpoint", "FormatError", "Provider", "StreamReader", "provider_of_kind"]
+from orchestra.kinds import KINDS
+from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader, endpoint_at
+from orchestra.providers.expected import expected_usage
 
-_KINDS: dict[str, Provider] = {"openai": OpenAI(), "openai-compatible": OpenAICompatible()}
+__all__ = [
+    "Endpoint",
+    "FormatError",
+    "Provider",
+    "StreamReader",
+    "endpoint_at",
+    "expected_usage",
+    "provider_of_kind",
+]
 
 
+@cache
 def provider_of_kind(kind: str) -> Provider:
-    """Return the dialect of that kind."""
-    return _KINDS[kind]
+    """Return the dialect of that kind; its module is loaded when it is first asked for."""
+    module, _, name = KINDS[kind].dialect.partition(":")
+    dialect: type[Provider] = getattr(importlib.import_module(f"orchestra.providers.{module}"), name)
+    return dialect()

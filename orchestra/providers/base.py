@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from orchestra.call import Charge, Headers, RateLimit, Usage
 from orchestra.policies.retry import Fault
+from orchestra.policies.traffic import TrafficClass
 from orchestra.providers.hints import read_limits
 
-__all__ = ["Endpoint", "FormatError", "Provider", "StreamReader"]
+__all__ = ["Endpoint", "FormatError", "Provider", "StreamReader", "endpoint_at"]
 
 
 class FormatError(ValueError):
@@ -19,13 +20,29 @@ class FormatError(ValueError):
 
 
 class Endpoint(enum.StrEnum):
-    """The endpoints whose bodies we understand. The rest, `OTHER`, is forwarded as it is."""
+    """The endpoints whose bodies we understand, by how their paths end. The rest, `OTHER`, is forwarded as it is.
+
+    An endpoint belongs to one wire: whoever does not speak that has no such endpoint.
+    """
 
     CHAT = "/chat/completions"
     COMPLETIONS = "/completions"
     RESPONSES = "/responses"
     EMBEDDINGS = "/embeddings"
+    MESSAGES = "/messages"
+    GENERATE_CONTENT = ":generateContent"
+    STREAM_GENERATE_CONTENT = ":streamGenerateContent"
+    EMBED_CONTENT = ":embedContent"
+    BATCH_EMBED_CONTENTS = ":batchEmbedContents"
     OTHER = ""
+
+
+_LONGEST_FIRST = sorted((one for one in Endpoint if one is not Endpoint.OTHER), key=len, reverse=True)
+
+
+def endpoint_at(path: str) -> Endpoint:
+    """Return the endpoint, of whatever wire, that the path of a URL ends with."""
+    return next((one for one in _LONGEST_FIRST if path.rstrip("/").endswith(one)), Endpoint.OTHER)
 
 
 class StreamReader(Protocol):
@@ -56,9 +73,42 @@ class StreamReader(Protocol):
 class Provider(ABC):
     """A dialect: its endpoints, its charge rule, and how it words limits, errors, and usage."""
 
+    root: ClassVar[str] = ""
+    """What stands between the base URL that the official SDK takes and the path of an endpoint."""
+    window: ClassVar[Literal["fixed"] | None] = None
+    """How a configured limit comes back where the settings do not say: all at once, or (None) as they default."""
+    priorities: ClassVar[Mapping[TrafficClass, int] | None] = None
+    """What each class is given as ``priority``, where the account's settings ask for that field."""
+    defaults: ClassVar[Headers] = ()
+    """Headers that the provider insists on, for calls that come without."""
+
+    def model_in(self, path: str) -> str | None:
+        """Return the model that ``path`` names; None where the body does."""
+        return None
+
+    def path_for(self, path: str, model: str) -> str:
+        """Return ``path`` with that model in the place where it names one."""
+        return path
+
+    def payload_for(self, payload: Mapping[str, Any], model: str) -> Mapping[str, Any]:
+        """Return ``payload`` with that model in the places where this wire's bodies name one."""
+        return {**payload, "model": model}
+
+    def path_below(self, path: str) -> str:
+        """Return where below a base URL belongs what a caller sent to the URL path ``path`` of another host."""
+        asked = endpoint_at(path)
+        if asked is not Endpoint.OTHER and self.endpoint(asked) is asked:
+            return self.root + asked
+        _, version, rest = path.rpartition("/v1/")
+        return f"{self.root}/{rest}" if version else path
+
+    def meters(self, path: str) -> bool:
+        """Return whether a POST to ``path`` that names a model is metered. What is not passes, with our key."""
+        return True
+
     @abstractmethod
     def endpoint(self, path: str) -> Endpoint:
-        """Return the endpoint that ``path`` (relative to a base URL, without query) names."""
+        """Return the endpoint that ``path`` (below a base URL, no query) names; `OTHER` for another wire's."""
 
     @abstractmethod
     def credentials(self, key: str) -> Headers:
@@ -70,11 +120,21 @@ class Provider(ABC):
 
     @abstractmethod
     def charge(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> Charge:
-        """Return what the provider will count when this request arrives, by its documented rule."""
+        """Return what the provider will count when this request arrives, by its documented rule.
+
+        It is what is held against the limits, not a forecast of the answer: a provider that counts output only as
+        it comes has ``output_tokens`` 0 here however long the answer may get, and one that limits input alone has
+        nothing but input in ``tokens``. ``input_tokens`` always estimates the whole prompt, cached or not. What a
+        call will cost in money cannot be read from it.
+        """
 
     @abstractmethod
     def settle(self, charge: Charge, usage: Usage) -> Charge:
-        """Return what the provider has counted in the end for a request charged with ``charge``."""
+        """Return what the provider has counted in the end for a request charged with ``charge``.
+
+        By the same rule as `charge`, with the ``usage`` that the answer told: what a provider gives back is no
+        longer in it, cached input that it does not count is left out, output is what came. Again no sum of money.
+        """
 
     @abstractmethod
     def fault(self, status: int, headers: Headers, body: bytes, now: float) -> Fault:

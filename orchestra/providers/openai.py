@@ -1,13 +1,14 @@
 """The OpenAI wire, at OpenAI itself and at the many servers that speak it.
 
-Sources: OpenAI guides "Rate limits", "Error codes", "Streaming"; types of the official SDK (openai 3.57). What
-other servers do differently: vLLM and SGLang send an integer ``code``; SGLang sends an error object without its
-wrapper, and a full queue as the first event of a stream with status 200; Groq keeps a stream's usage under
-``x_groq``.
+Sources: OpenAI guides "Rate limits", "Error codes", "Streaming"; types of the official SDK (openai 3.57). Whoever
+speaks it with differences has a small class beside this file. `OpenAICompatible` stands for the rest, so what is
+read here covers every form in use: an integer ``code``, an error object without its wrapper, a refusal as the
+first event of a stream with status 200, a stream's usage under ``x_groq``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,16 +16,12 @@ from orchestra.call import Charge, Headers, Usage, read_json
 from orchestra.policies.retry import Fault, Recovery
 from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader
 from orchestra.providers.estimate import estimate_tokens
+from orchestra.providers.event_reader import PlainStreamReader
+from orchestra.providers.faults import error_object, status_fault
 from orchestra.providers.hints import demanded_wait, retry_after
-from orchestra.providers.openai_stream import (
-    ChatStreamReader,
-    PlainStreamReader,
-    ResponsesStreamReader,
-    as_error,
-    read_usage,
-)
+from orchestra.providers.openai_stream import ChatStreamReader, ResponsesStreamReader, read_usage
 
-__all__ = ["OpenAI", "OpenAICompatible"]
+__all__ = ["OpenAI", "OpenAICompatible", "used_by"]
 
 _QUOTA_CODES = frozenset(
     {
@@ -36,8 +33,6 @@ _QUOTA_CODES = frozenset(
         "billing_hard_limit_reached",
     }
 )
-_RETRYABLE = frozenset({408, 409, 425, 429, 498, 500})  # 498: Groq has no flex capacity just now
-_OVERLOADED = frozenset({502, 503, 504, 520, 521, 522, 523, 524, 529})
 _STATUS_OF = {
     "invalid_request_error": 400,
     "BadRequestError": 400,
@@ -61,6 +56,8 @@ _ANSWER_FIELD = {
     Endpoint.RESPONSES: "output",
     Endpoint.EMBEDDINGS: "data",
 }
+_ADMINISTRATION = re.compile(r"(?:/openai)?/(?:batch|batches|evals|files|fine_tuning|models|uploads)(?:/|$)")
+"""What may be sent there spends no limit of requests a minute, even where it names a model."""
 
 
 class OpenAI(Provider):
@@ -70,11 +67,18 @@ class OpenAI(Provider):
     documents no refund: a request that used less stays charged, and one that used more goes into debt.
     """
 
+    asks_for_usage = True
+    """Whether a stream tells its usage only where ``stream_options`` ask for it."""
+
     def endpoint(self, path: str) -> Endpoint:
         try:
-            return Endpoint(path.rstrip("/"))
+            endpoint = Endpoint(path.removeprefix(self.root).rstrip("/"))
         except ValueError:
             return Endpoint.OTHER
+        return endpoint if endpoint in _ANSWER_FIELD else Endpoint.OTHER
+
+    def meters(self, path: str) -> bool:
+        return not _ADMINISTRATION.match(path.removeprefix(self.root))
 
     def credentials(self, key: str) -> Headers:
         return (("authorization", f"Bearer {key}"),)
@@ -83,7 +87,7 @@ class OpenAI(Provider):
         if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS) or payload.get("stream") is not True:
             return payload
         options = payload.get("stream_options")
-        if _asks_for_usage(payload) or not isinstance(options, Mapping | None):
+        if not self.asks_for_usage or _asks_for_usage(payload) or not isinstance(options, Mapping | None):
             return payload
         return {**payload, "stream_options": {**(options or {}), "include_usage": True}}
 
@@ -92,33 +96,63 @@ class OpenAI(Provider):
         return Charge(tokens=max(prompt, bound) * answers, input_tokens=prompt, output_tokens=output * answers)
 
     def settle(self, charge: Charge, usage: Usage) -> Charge:
-        used = _used(charge, usage)
+        used = used_by(charge, usage)
         return Charge(used.requests, max(charge.tokens, used.tokens), used.input_tokens, used.output_tokens)
 
     def fault(self, status: int, headers: Headers, body: bytes, now: float) -> Fault:
-        return _fault(status, headers, _error_object(body), now)
+        return self.error_fault(status, headers, error_object(body), now)
+
+    def error_fault(self, status: int, headers: Headers, error: Mapping[str, Any], now: float) -> Fault:
+        """Read an error object, whether it came as an answer or, with no headers, as an event of a stream."""
+        words = [word for name in ("code", "type") if isinstance(word := error.get(name), str)]
+        reason = " ".join([str(status), *(word for word in words[:1] if word != str(status))])
+        if _QUOTA_CODES.intersection(words):
+            return Fault(Recovery.PAUSE, reason, elsewhere=True)
+        return status_fault(
+            status,
+            reason,
+            wait=retry_after(headers, error, now),
+            demanded=demanded_wait(headers, error, now),
+            throttled="resource_unavailable" not in words,  # a tier that is full is nothing that the account did
+        )
 
     def usage(self, endpoint: Endpoint, body: bytes) -> Usage:
         try:
             answer = read_json(body)
         except ValueError:
             raise FormatError("the answer is not JSON") from None
-        if endpoint is Endpoint.OTHER:
-            return read_usage(answer) if isinstance(answer, dict) else Usage()
+        if endpoint not in _ANSWER_FIELD:
+            return self.read_usage(answer) if isinstance(answer, dict) else Usage()
         field = _ANSWER_FIELD[endpoint]
         if not isinstance(answer, dict) or not isinstance(answer.get(field), list):
-            told = str(_error_object(body).get("message", ""))[:200]
+            told = str(error_object(body).get("message", ""))[:200]
             raise FormatError(f"the answer has no list {field!r}" + (f" but says: {told}" if told else ""))
+        return self.read_usage(answer)
+
+    def read_usage(self, answer: Mapping[str, Any]) -> Usage:
+        """Return the usage that an answer, or a chunk of one, reports."""
         return read_usage(answer)
 
     def stream(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> StreamReader:
         match endpoint:
             case Endpoint.CHAT | Endpoint.COMPLETIONS:
-                return ChatStreamReader(fault_of=_stream_fault, keep_usage=_asks_for_usage(payload))
+                keep = _asks_for_usage(payload)
+                return ChatStreamReader(fault_of=self._event_fault, usage_of=self.read_usage, keep_usage=keep)
             case Endpoint.RESPONSES:
-                return ResponsesStreamReader(fault_of=_stream_fault)
+                return ResponsesStreamReader(fault_of=self._event_fault, usage_of=self.read_usage)
             case _:
                 return PlainStreamReader()
+
+    def _event_fault(self, error: Mapping[str, Any]) -> Fault:
+        """Read an error event. It has no status of its own: its code is one, or its words tell."""
+        code = error.get("code")
+        if isinstance(code, str) and code.isascii() and code.isdigit():
+            code = int(code)
+        if isinstance(code, int) and 400 <= code < 600:
+            return self.error_fault(code, (), error, 0.0)
+        words = (error.get("code"), error.get("type"))
+        status = next((_STATUS_OF[word] for word in words if isinstance(word, str) and word in _STATUS_OF), 500)
+        return self.error_fault(status, (), error, 0.0)
 
 
 class OpenAICompatible(OpenAI):
@@ -129,7 +163,13 @@ class OpenAICompatible(OpenAI):
         return Charge(tokens=prompt + output * answers, input_tokens=prompt, output_tokens=output * answers)
 
     def settle(self, charge: Charge, usage: Usage) -> Charge:
-        return _used(charge, usage)
+        return used_by(charge, usage)
+
+
+def used_by(charge: Charge, usage: Usage) -> Charge:
+    """Return ``charge`` as if it had been for what was used."""
+    total = usage.input_tokens + usage.output_tokens
+    return Charge(charge.requests, total, usage.input_tokens, usage.output_tokens)
 
 
 def _asks_for_usage(payload: Mapping[str, Any]) -> bool:
@@ -138,9 +178,15 @@ def _asks_for_usage(payload: Mapping[str, Any]) -> bool:
 
 
 def _sizes(endpoint: Endpoint, payload: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    """Return the estimated prompt, the expected output of one answer, its bound (0 if none), and the answers."""
+    """Return the estimated prompt, the expected output of one answer, its bound (0 if none), and the answers.
+
+    Where we do not know what an endpoint counts (images, speech, moderations, ...), a call is a request without
+    tokens.
+    """
+    if endpoint not in _ANSWER_FIELD:
+        return 0, 0, 0, 1
     prompt = estimate_tokens([payload[name] for name in _INPUTS if name in payload])
-    if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES):
+    if endpoint is Endpoint.EMBEDDINGS:
         return prompt, 0, 0, 1
     bound = next((size for name in _MAX_OUTPUTS if (size := _count(payload.get(name))) is not None), None)
     answers = max(_count(payload.get("n")) or 1, _count(payload.get("best_of")) or 1)
@@ -153,51 +199,3 @@ def _sizes(endpoint: Endpoint, payload: Mapping[str, Any]) -> tuple[int, int, in
 def _count(value: Any) -> int | None:
     """Return a count, None where it is none, or larger than anybody means: that is the provider's to refuse."""
     return value if type(value) is int and 0 <= value <= _LARGEST_COUNT else None
-
-
-def _used(charge: Charge, usage: Usage) -> Charge:
-    total = usage.input_tokens + usage.output_tokens
-    return Charge(charge.requests, total, usage.input_tokens, usage.output_tokens)
-
-
-def _error_object(body: bytes) -> Mapping[str, Any]:
-    """Return the error object of an error body, with its wrapper or without; empty where there is none."""
-    try:
-        parsed = read_json(body)
-    except ValueError:
-        return {}
-    if isinstance(parsed, list) and len(parsed) == 1:
-        parsed = parsed[0]
-    return as_error(parsed.get("error", parsed)) if isinstance(parsed, dict) else {}
-
-
-def _fault(status: int, headers: Headers, error: Mapping[str, Any], now: float) -> Fault:
-    words = [word for name in ("code", "type") if isinstance(word := error.get(name), str)]
-    reason = " ".join([str(status), *words[:1]])
-    if 300 <= status < 400:
-        return Fault(Recovery.NONE, f"{reason} redirect: base_url does not name the endpoint", elsewhere=True)
-    if _QUOTA_CODES.intersection(words):
-        return Fault(Recovery.PAUSE, reason, elsewhere=True)
-    if status in _RETRYABLE or status in _OVERLOADED:
-        # A tier that is full is nothing that the account did.
-        throttled = status == 429 and "resource_unavailable" not in words
-        return Fault(
-            Recovery.RETRY,
-            reason,
-            retry_after=retry_after(headers, error, now),
-            elsewhere=status in _OVERLOADED,
-            unhealthy=status >= 500,
-            throttled=throttled,
-            pause=demanded_wait(headers, error, now) if throttled else None,
-        )
-    return Fault(Recovery.NONE, reason)
-
-
-def _stream_fault(error: Mapping[str, Any]) -> Fault:
-    """Read an error event. It has no status of its own: its integer code is one, or its words tell."""
-    code = error.get("code")
-    if isinstance(code, int) and 400 <= code < 600:
-        return _fault(code, (), error, 0.0)
-    words = (error.get("code"), error.get("type"))
-    status = next((_STATUS_OF[word] for word in words if isinstance(word, str) and word in _STATUS_OF), 500)
-    return _fault(status, (), error, 0.0)

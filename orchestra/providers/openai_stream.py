@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestra.call import Usage, read_json
+from orchestra.call import Usage
 from orchestra.policies.retry import Fault
-from orchestra.providers.base import FormatError
-from orchestra.providers.sse import BOM, EventSplitter, event_data
+from orchestra.providers.event_reader import EventReader, PlainStreamReader
+from orchestra.providers.faults import as_error
+from orchestra.providers.sse import event_data
 
 __all__ = ["ChatStreamReader", "PlainStreamReader", "ResponsesStreamReader", "as_error", "read_usage"]
 
-_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
-_LONGEST_FIELD = max(map(len, _FIELDS))
+FaultOf = Callable[[Mapping[str, Any]], Fault]
+UsageOf = Callable[[Mapping[str, Any]], Usage]
+
 _LARGEST_COUNT = 10**12
 
 
@@ -38,74 +39,13 @@ def _first(counts: Mapping[str, Any], *names: str) -> int | None:
     return next((value for value in values if type(value) is int and 0 <= value <= _LARGEST_COUNT), None)
 
 
-def as_error(error: Any) -> Mapping[str, Any]:
-    """Return what stands where an error object should, as one: some servers put only its message there."""
-    if isinstance(error, str):
-        return {"message": error}
-    return error if isinstance(error, Mapping) else {}
+class _EventReader(EventReader):
+    """A reader that is told how its dialect words errors and usage."""
 
-
-class PlainStreamReader:
-    """Passes on a body that we do not understand. It is complete when the connection says so."""
-
-    def __init__(self) -> None:
-        self.started = False
-        self.ended = False
-        self.fault: Fault | None = None
-        self.usage = Usage()
-
-    def feed(self, data: bytes) -> bytes:
-        self.started = True
-        return data
-
-    def finish(self) -> bytes:
-        self.ended = True
-        return b""
-
-
-class _EventReader:
-    """What the readers of event streams share: splitting, and telling an event stream from anything else."""
-
-    def __init__(self, *, fault_of: Callable[[Mapping[str, Any]], Fault]) -> None:
-        self.started = False
-        self.ended = False
-        self.fault: Fault | None = None
-        self.usage = Usage()
+    def __init__(self, *, fault_of: FaultOf, usage_of: UsageOf) -> None:
+        super().__init__()
         self._fault_of = fault_of
-        self._splitter = EventSplitter()
-        self._head: bytes | None = b""  # until the first field tells that this is an event stream
-
-    def feed(self, data: bytes) -> bytes:
-        if self._head is not None:
-            self._check_head(data)
-        return b"".join(event for event in self._splitter.feed(data) if self._keep(event))
-
-    def finish(self) -> bytes:
-        if self._head:
-            raise FormatError("the answer is not an event stream")
-        rest = self._splitter.rest()
-        return rest if rest.strip() and self._keep(rest) else b""
-
-    def _check_head(self, data: bytes) -> None:
-        self._head = (self._head or b"") + data
-        line = self._head.removeprefix(BOM).lstrip(b"\r\n")
-        if line.startswith(_FIELDS):
-            self._head = None
-        elif len(line) >= _LONGEST_FIELD:
-            raise FormatError("the answer is not an event stream")
-
-    @abstractmethod
-    def _keep(self, event: bytes) -> bool:
-        """Take note of one event; return whether the caller is to see it."""
-
-    def _parse(self, data: bytes) -> dict[str, Any]:
-        try:
-            parsed = read_json(data)
-        except ValueError:
-            raise FormatError("an event's data is not JSON") from None
-        if not isinstance(parsed, dict):
-            raise FormatError("an event's data is not a JSON object")
-        return parsed
+        self._usage_of = usage_of
 
 
 class ChatStreamReader(_EventReader):
@@ -114,8 +54,8 @@ class ChatStreamReader(_EventReader):
     The chunk that carries the usage has no choices; the caller sees it only if it asked for it (``keep_usage``).
     """
 
-    def __init__(self, *, fault_of: Callable[[Mapping[str, Any]], Fault], keep_usage: bool) -> None:
-        super().__init__(fault_of=fault_of)
+    def __init__(self, *, fault_of: FaultOf, usage_of: UsageOf, keep_usage: bool) -> None:
+        super().__init__(fault_of=fault_of, usage_of=usage_of)
         self._keep_usage = keep_usage
 
     def _keep(self, event: bytes) -> bool:
@@ -125,20 +65,32 @@ class ChatStreamReader(_EventReader):
         if data == b"[DONE]":
             self.ended = True
             return True
-        # Quotes inside a model's own text are escaped, so these bytes are field names.
-        if self.started and b'"error"' not in data and (b'"usage"' not in data or b'"usage":null' in data):
+        if self.started and not _tells(data):
             return True
         chunk = self._parse(data)
-        error = as_error(chunk.get("error"))
+        error = _read_error(chunk)
         if error:
             self.fault = self._fault_of(error)
             return True
-        usage = read_usage(chunk)
+        usage = self._usage_of(chunk)
         if usage.certainty == "known":
             self.usage = usage
         choices = chunk.get("choices")
         self.started = self.started or _shows_content(choices)
         return self._keep_usage or bool(choices) or not chunk.get("usage")
+
+
+def _tells(data: bytes) -> bool:
+    """Return whether a chunk may say more than text. Quotes in text are escaped: these bytes are names."""
+    if b'"error"' in data or b'"timings"' in data:
+        return True
+    return b'"usage"' in data and b'"usage":null' not in data
+
+
+def _read_error(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the error that a chunk reports, empty where it reports none. Groq has its own place for it."""
+    groq = chunk.get("x_groq")
+    return as_error(chunk.get("error")) or (as_error(groq.get("error")) if isinstance(groq, Mapping) else {})
 
 
 def _shows_content(choices: Any) -> bool:
@@ -181,7 +133,7 @@ class ResponsesStreamReader(_EventReader):
         response = parsed.get("response")
         if kind in self._LAST and isinstance(response, Mapping):
             self.ended = True
-            self.usage = read_usage(response)
+            self.usage = self._usage_of(response)
             if kind == "response.failed" and not self.started:
                 self.fault = self._fault_of(as_error(response.get("error")))
         self.started = self.started or kind not in self._PREAMBLE

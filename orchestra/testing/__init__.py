@@ -1,28 +1,37 @@
-"""A scripted provider for testing applications, and ourselves: ``pip install 'orchestra-llm[testing]'``."""
+"""A scripted provider for testing applications, and ourselves."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orchestra.testing.batch_script import BatchLimits, BatchScript
+from orchestra.testing.bills import Bill, Bills, request_key
 from orchestra.testing.limiter import Limits, Tenant
 from orchestra.testing.script import Hit, Reply, StreamScript
 
 if TYPE_CHECKING:
     from orchestra.testing.provider import ScriptedProvider
 
-__all__ = ["Hit", "Limits", "Reply", "ScriptedProvider", "StreamScript", "Tenant"]
+__all__ = [
+    "BatchLimits",
+    "BatchScript",
+    "Bill",
+    "Bills",
+    "Hit",
+    "Limits",
+    "Reply",
+    "ScriptedProvider",
+    "StreamScript",
+    "Tenant",
+    "request_key",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the server when it is first used: it alone needs aiohttp, and says so where that is not installed."""
+    """Load the server when it is first used: its limits and scripts need none."""
     if name != "ScriptedProvider":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from orchestra.testing.provider import ScriptedProvider
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        message = "orchestra.testing needs aiohttp: pip install 'orchestra-llm[testing]'"
-        raise ModuleNotFoundError(message, name="aiohttp") from None
+    from orchestra.testing.provider import ScriptedProvider
+
     globals()[name] = ScriptedProvider
     return ScriptedProvider

@@ -1,7 +1,8 @@
 """``python -m orchestra.testing --port 0``: a scripted provider in a process of its own, which can be killed.
 
 Prints one JSON line, ``{"base_url": ..., "origin": ...}``, when it listens, and serves until it is ended. OpenAI
-SDKs take the first as their base URL, Anthropic SDKs the second.
+SDKs take the first as their base URL, Anthropic SDKs the second. Without options it allows everything, and answers
+and ends batches at once.
 """
 
 from __future__ import annotations
@@ -10,25 +11,15 @@ import argparse
 import asyncio
 import json
 import math
-import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import Any, get_args
 
-from orchestra.testing import Limits, Reply, StreamScript, Tenant
+from orchestra.testing import BatchLimits, BatchScript, Limits, Reply, ScriptedProvider, StreamScript, Tenant
 from orchestra.testing.limiter import ChargeRule, HeaderStyle, HintStyle
-
-if TYPE_CHECKING:
-    from orchestra.testing import ScriptedProvider
 
 
 def main() -> None:
-    try:
-        from orchestra.testing import ScriptedProvider
-    except ModuleNotFoundError as error:
-        if error.name != "aiohttp":
-            raise
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
     options = _parser().parse_args()
     limits = Limits(
         requests_per_minute=options.requests_per_minute,
@@ -45,14 +36,25 @@ def main() -> None:
         (at, replace(limits, requests_per_minute=requests, tokens_per_minute=tokens))
         for at, requests, tokens in options.change
     ]
-    tenant = Tenant(options.tenant_share, options.tenant_on, options.tenant_off) if options.tenant_share else None
+    text: str | Callable[[Mapping[str, Any]], str] = _last_message if options.echo else options.text
     provider = ScriptedProvider(
         default=Reply(stream=StreamScript(chunks=["word "] * options.chunks, gap=options.gap)),
+        text=text,
         service_time=options.service_time,
         limits=limits,
         changes=changes,
-        tenant=tenant,
+        tenant=Tenant(options.tenant_share, options.tenant_on, options.tenant_off)
+        if options.tenant_share
+        else None,
         tokens_per_character=options.tokens_per_character,
+        batch_default=_batch_script(options),
+        batch_limits=BatchLimits(
+            enqueued_tokens=options.batch_enqueued_tokens,
+            enqueued_requests=options.batch_enqueued_requests,
+            creations_per_hour=options.batch_creations_per_hour,
+        ),
+        file_delay=options.file_delay,
+        accounts=dict(key.partition("=")[::2] for key in options.key) or None,
         port=options.port,
     )
     try:
@@ -61,21 +63,65 @@ def main() -> None:
         pass
 
 
+def _batch_script(options: argparse.Namespace) -> BatchScript:
+    return BatchScript(
+        validating=options.batch_validating,
+        running=options.batch_seconds,
+        finalizing=options.batch_finalizing,
+        end=None if options.batch_end == "never" else options.batch_end,
+        answered=options.batch_answered,
+        shuffle=options.batch_shuffle,
+    )
+
+
+def _last_message(payload: Mapping[str, Any]) -> str:
+    """Return the text that a request ends with, so that whoever asked can tell that the answer is its own."""
+    messages = payload.get("messages")
+    content = messages[-1].get("content") if isinstance(messages, list) and messages else None
+    last = content if content is not None else payload.get("prompt", payload.get("input", ""))
+    return last if isinstance(last, str) else json.dumps(last)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m orchestra.testing", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestra.testing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--port", type=int, default=0, help="0 picks a free one")
-    parser.add_argument("--service-time", type=float, default=0.0, metavar="SECONDS", help="before each answer")
-    parser.add_argument("--gap", type=float, default=0.0, metavar="SECONDS", help="after each chunk of a stream")
-    parser.add_argument("--chunks", type=int, default=4, help="chunks of a streamed answer")
-    for metric in ("requests", "tokens", "input-tokens", "output-tokens"):
-        parser.add_argument(f"--{metric}-per-minute", type=float, default=None, metavar="N")
-    parser.add_argument("--max-concurrency", type=int, default=None, metavar="N")
-    parser.add_argument("--burst-seconds", type=float, default=60.0, help="how much refill the limits hold")
-    parser.add_argument("--charge", choices=get_args(ChargeRule), default="bound", help="how tokens are counted")
-    parser.add_argument("--headers", choices=get_args(HeaderStyle), default="limits", help="what answers tell")
-    parser.add_argument("--hint", choices=get_args(HintStyle), default="seconds", help="how refusals say when")
-    parser.add_argument("--tokens-per-character", type=float, default=0.25, metavar="N")
     parser.add_argument(
+        "--key",
+        action="append",
+        default=[],
+        metavar="KEY=ACCOUNT",
+        help="a key that is taken, and whose account it opens; may be repeated; without any, every key is taken",
+    )
+    _add_answers(parser.add_argument_group("answers"))
+    _add_limits(parser.add_argument_group("limits of the models"))
+    _add_batches(parser.add_argument_group("batches"))
+    return parser
+
+
+def _add_answers(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--service-time", type=float, default=0.0, metavar="SECONDS", help="before each answer")
+    group.add_argument("--text", default="Hello, world.", help="what answers say")
+    group.add_argument("--echo", action="store_true", help="answers say what the last message said")
+    group.add_argument("--gap", type=float, default=0.0, metavar="SECONDS", help="after each chunk of a stream")
+    group.add_argument("--chunks", type=int, default=4, help="chunks of a streamed answer")
+    group.add_argument(
+        "--tokens-per-character", type=float, default=0.25, metavar="N", help="how long prompts are in tokens"
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    for metric in ("requests", "tokens", "input-tokens", "output-tokens"):
+        group.add_argument(f"--{metric}-per-minute", type=float, default=None, metavar="N")
+    group.add_argument("--max-concurrency", type=int, default=None, metavar="N", help="requests at once")
+    group.add_argument("--burst-seconds", type=float, default=60.0, help="how much refill the limits hold")
+    group.add_argument("--charge", choices=get_args(ChargeRule), default="bound", help="how tokens are counted")
+    group.add_argument("--headers", choices=get_args(HeaderStyle), default="limits", help="what answers tell")
+    group.add_argument("--hint", choices=get_args(HintStyle), default="seconds", help="how refusals say when")
+    group.add_argument(
         "--change",
         type=float,
         nargs=3,
@@ -84,10 +130,41 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("SECONDS", "REQUESTS", "TOKENS"),
         help="other limits a minute from so many seconds after the start on; may be repeated",
     )
-    parser.add_argument("--tenant-share", type=float, default=0.0, help="what another tenant takes of the refill")
-    parser.add_argument("--tenant-on", type=float, default=math.inf, metavar="SECONDS", help="for so long ...")
-    parser.add_argument("--tenant-off", type=float, default=0.0, metavar="SECONDS", help="... and then not")
-    return parser
+    group.add_argument("--tenant-share", type=float, default=0.0, help="what another tenant takes of the refill")
+    group.add_argument("--tenant-on", type=float, default=math.inf, metavar="SECONDS", help="for so long ...")
+    group.add_argument("--tenant-off", type=float, default=0.0, metavar="SECONDS", help="... and then not")
+
+
+def _add_batches(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--batch-validating", type=float, default=0.0, metavar="SECONDS", help="before a batch runs"
+    )
+    group.add_argument("--batch-seconds", type=float, default=0.0, metavar="SECONDS", help="how long it runs")
+    group.add_argument("--batch-finalizing", type=float, default=0.0, metavar="SECONDS", help="until it has ended")
+    group.add_argument(
+        "--batch-end",
+        default="completed",
+        metavar="STATUS",
+        help="completed, expired, cancelled, failed, never, or a status that no client knows",
+    )
+    group.add_argument(
+        "--batch-answered",
+        type=lambda text: float(text) if "." in text else int(text),
+        default=None,
+        metavar="N",
+        help="how many lines are ever answered, or which share (0.6); all by default",
+    )
+    group.add_argument("--batch-shuffle", type=int, default=None, metavar="SEED", help="results in a random order")
+    group.add_argument(
+        "--batch-enqueued-tokens", type=int, default=None, metavar="N", help="OpenAI: of a model, in open batches"
+    )
+    group.add_argument(
+        "--batch-enqueued-requests", type=int, default=None, metavar="N", help="Anthropic: in open batches"
+    )
+    group.add_argument("--batch-creations-per-hour", type=int, default=None, metavar="N")
+    group.add_argument(
+        "--file-delay", type=float, default=0.0, metavar="SECONDS", help="until an uploaded file is found"
+    )
 
 
 async def _serve(provider: ScriptedProvider) -> None:

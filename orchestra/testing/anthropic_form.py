@@ -13,7 +13,9 @@ from typing import Any
 from orchestra.testing.limiter import Gauge
 from orchestra.testing.script import Reply, StreamScript, output_tokens
 
-__all__ = ["events", "limit_headers", "refusal", "whole_answer"]
+__all__ = ["LIMIT_HEADER", "events", "limit_headers", "refusal", "unauthorized", "whole_answer"]
+
+LIMIT_HEADER = "anthropic-ratelimit-{metric}-{field}"
 
 
 def whole_answer(path: str, payload: Mapping[str, Any], text: str, prompt: int) -> dict[str, Any]:
@@ -48,16 +50,21 @@ def refusal() -> Reply:
     return Reply.anthropic_error(429, "rate_limit_error", "This request would exceed your rate limit.")
 
 
+def unauthorized() -> Reply:
+    """Return what a key that is not taken is answered."""
+    return Reply.anthropic_error(401, "authentication_error", "invalid x-api-key")
+
+
 def limit_headers(gauges: Iterable[Gauge]) -> dict[str, str]:
     """Return the headers that tell the state of every limit; what is left of tokens in whole thousands."""
     headers = {}
     for gauge in gauges:
-        prefix = f"anthropic-ratelimit-{gauge.metric.replace('_', '-')}"
         remaining = int(gauge.remaining) if gauge.metric == "requests" else round(gauge.remaining, -3)
         full_at = datetime.now(UTC) + timedelta(seconds=gauge.full_in)
-        headers[f"{prefix}-limit"] = str(int(gauge.limit))
-        headers[f"{prefix}-remaining"] = str(int(remaining))
-        headers[f"{prefix}-reset"] = full_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        reset = full_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        told = {"limit": int(gauge.limit), "remaining": int(remaining), "reset": reset}
+        for field, value in told.items():
+            headers[LIMIT_HEADER.format(field=field, metric=gauge.metric.replace("_", "-"))] = str(value)
     return headers
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from typing import Literal
 
@@ -13,7 +14,7 @@ __all__ = ["ChargeRule", "Gauge", "HeaderStyle", "HintStyle", "Limiter", "Limits
 
 ChargeRule = Literal["bound", "usage", "prompt", "larger"]
 HeaderStyle = Literal["limits", "retry-after", "none"]
-HintStyle = Literal["seconds", "milliseconds", "date", "reset", "none"]
+HintStyle = Literal["seconds", "milliseconds", "date", "reset", "iso", "none"]
 
 _METRICS = ("requests", "tokens", "input_tokens", "output_tokens")
 
@@ -32,7 +33,8 @@ class Limits:
 
     ``headers`` is what answers tell: ``"limits"``, the state of every limit in the wire's own headers, and in
     refusals when to come back; ``"retry-after"``, only that; ``"none"``, nothing. ``hint`` is how a refusal words
-    when to come back.
+    when to come back: Retry-After in ``"seconds"``, ``"milliseconds"`` or as a ``"date"``; the headers that say
+    when a limit is full again, as a duration (``"reset"``) or a time (``"iso"``); or ``"none"`` of these.
     """
 
     requests_per_minute: float | None = None
@@ -156,8 +158,11 @@ class Limiter:
             for metric, bucket in self._buckets.items()
         ]
 
-    def hint(self, wait: float) -> Mapping[str, str]:
-        """Return the headers that tell a refused caller to wait that many seconds."""
+    def hint(self, wait: float, header: str) -> Mapping[str, str]:
+        """Return the headers that tell a refused caller to wait that many seconds.
+
+        ``header`` is the pattern of the wire's own limit headers, of ``{field}`` and ``{metric}``.
+        """
         if self.limits.headers == "none":
             return {}
         match self.limits.hint:
@@ -168,11 +173,17 @@ class Limiter:
             case "date":
                 return {"retry-after": formatdate(time.time() + wait + 1, usegmt=True)}  # dates have whole seconds
             case "reset":
-                return {f"x-ratelimit-reset-{name}": f"{wait:.3f}s" for name in self._buckets} | {
-                    f"x-ratelimit-remaining-{name}": "0" for name in self._buckets
-                }
+                return self._exhausted(f"{wait:.3f}s", header)
+            case "iso":
+                at = datetime.now(UTC) + timedelta(seconds=wait)
+                return self._exhausted(at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), header)
             case "none":
                 return {}
+
+    def _exhausted(self, reset: str, header: str) -> Mapping[str, str]:
+        told = {"remaining": "0", "reset": reset}
+        metrics = [name.replace("_", "-") for name in self._buckets]
+        return {header.format(field=name, metric=one): told[name] for name in told for one in metrics}
 
     def on_arrival(self, prompt: float, bound: float) -> dict[str, float]:
         """Return what `admit` takes of each limit."""

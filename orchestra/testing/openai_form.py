@@ -9,7 +9,9 @@ from typing import Any
 from orchestra.testing.limiter import Gauge
 from orchestra.testing.script import Reply, StreamScript, output_tokens
 
-__all__ = ["events", "limit_headers", "refusal", "whole_answer"]
+__all__ = ["LIMIT_HEADER", "events", "limit_headers", "refusal", "unauthorized", "whole_answer"]
+
+LIMIT_HEADER = "x-ratelimit-{field}-{metric}"
 
 
 def whole_answer(path: str, payload: Mapping[str, Any], text: str, prompt: int) -> dict[str, Any]:
@@ -18,7 +20,7 @@ def whole_answer(path: str, payload: Mapping[str, Any], text: str, prompt: int) 
     output = output_tokens(text)
     usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
     if path.endswith("/chat/completions"):
-        message = {"role": "assistant", "content": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
         return _envelope("chat.completion", model, choices=[choice], usage=usage)
     if path.endswith("/completions"):
@@ -71,14 +73,18 @@ def refusal() -> Reply:
     return Reply.error(429, "rate_limit_exceeded", kind="requests", message="Too many requests.")
 
 
+def unauthorized() -> Reply:
+    """Return what a key that is not taken is answered."""
+    return Reply.error(401, "invalid_api_key", kind="invalid_request_error", message="Incorrect API key provided.")
+
+
 def limit_headers(gauges: Iterable[Gauge]) -> dict[str, str]:
     """Return the headers that tell the state of every limit."""
     headers = {}
     for gauge in gauges:
-        name = gauge.metric.replace("_", "-")
-        headers[f"x-ratelimit-limit-{name}"] = str(int(gauge.limit))
-        headers[f"x-ratelimit-remaining-{name}"] = str(int(gauge.remaining))
-        headers[f"x-ratelimit-reset-{name}"] = f"{gauge.full_in:.3f}s"
+        told = {"limit": int(gauge.limit), "remaining": int(gauge.remaining), "reset": f"{gauge.full_in:.3f}s"}
+        for field, value in told.items():
+            headers[LIMIT_HEADER.format(field=field, metric=gauge.metric.replace("_", "-"))] = str(value)
     return headers
 
 

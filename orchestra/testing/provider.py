@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 
 from orchestra.testing import anthropic_form, openai_form
+from orchestra.testing.anthropic_batches import AnthropicBatches
+from orchestra.testing.batch_script import BatchLimits, BatchScript
+from orchestra.testing.batches import Desk, taken
+from orchestra.testing.bills import Bills
 from orchestra.testing.limiter import Limiter, Limits, Tenant
+from orchestra.testing.openai_batches import OpenAIBatches
 from orchestra.testing.script import Hit, Reply, count_tokens, output_tokens
+from orchestra.testing.serving import ServingThread
+from orchestra.testing.writing import drop, large_request, write_stream, write_whole
 
 __all__ = ["ScriptedProvider"]
+
+_LONG_BODY = 1 << 20
 
 
 class ScriptedProvider:
@@ -33,8 +43,9 @@ class ScriptedProvider:
     orchestra.testing`` in a process of its own. What it can be told:
 
     - ``script``: requests take these replies in turn, and ``default`` when there are none left. A `Reply` is any
-      status, headers and body, the endpoint's default answer with ``text``, a stream with gaps, breaks and error
-      events (`StreamScript`), a dropped connection.
+      status, headers and body, the endpoint's default answer with ``text`` (or what ``text`` makes of a request's
+      body), a stream with gaps, breaks and error events (`StreamScript`), a dropped connection.
+    - ``routes``: the same for single routes and before all else: ``{"GET /v1/batches/*": [Reply.error(503)]}``.
     - ``service_time``: seconds before every answer that is not a refusal.
     - ``limits``: enforced, and refused with 429 (`Limits`: requests and tokens a minute with a burst, requests at
       once, how tokens are charged, what the headers tell and how). They may be changed while it runs: assign to
@@ -42,11 +53,21 @@ class ScriptedProvider:
     - ``tenant``: somebody else who uses the same account (`Tenant`: steadily, or on and off).
     - ``tokens_per_character``: how long prompts are in tokens. A quarter is what most clients take for granted.
 
-    `kill` drops every connection, `restart` comes back on the same port. ``log`` holds every request as a `Hit`;
-    ``in_flight`` and ``peak`` count those at once.
+    - ``batch_script``: batches take these courses in turn, and ``batch_default`` when there are none left
+      (`BatchScript`: how long it takes, how it ends, what becomes of its lines, how reading it fails).
+    - ``batch_limits``: what may be queued and created (`BatchLimits`). ``file_delay``: the seconds after an upload
+      in which nobody finds the file.
+    - ``accounts``: the keys that are taken, and whose account each opens. Files and batches belong to an account:
+      to others they do not exist. None: any key will do, and all are of one account.
+    - ``clock``: the seconds that limits and batches go by, in place of the real ones. Nothing runs in the
+      background: what has become of a batch is computed when somebody asks.
 
-    It serves ``/v1/chat/completions``, ``completions``, ``embeddings`` and ``models`` in OpenAI's form,
-    ``/v1/messages`` and ``/v1/messages/count_tokens`` in Anthropic's, each with its wire's limit headers.
+    `kill` drops every connection, `restart` comes back on the same port; files and batches outlast both. ``log``
+    holds every request as a `Hit`; ``in_flight`` and ``peak`` count those at once; ``billed`` is what was paid.
+
+    It serves ``/v1/chat/completions``, ``completions``, ``embeddings``, ``models``, ``files`` and ``batches`` in
+    OpenAI's form, ``/v1/messages``, ``/v1/messages/count_tokens`` and ``/v1/messages/batches`` in Anthropic's.
+    Limits hold for the models; files and batches count towards none of them.
     """
 
     def __init__(
@@ -54,31 +75,51 @@ class ScriptedProvider:
         script: Iterable[Reply] = (),
         *,
         default: Reply | None = None,
-        text: str = "Hello, world.",
+        text: str | Callable[[Mapping[str, Any]], str] = "Hello, world.",
+        routes: Mapping[str, Iterable[Reply]] | None = None,
         service_time: float = 0.0,
         limits: Limits | None = None,
         changes: Iterable[tuple[float, Limits]] = (),
         tenant: Tenant | None = None,
         tokens_per_character: float = 0.25,
+        batch_script: Iterable[BatchScript] = (),
+        batch_default: BatchScript | None = None,
+        batch_limits: BatchLimits | None = None,
+        file_delay: float = 0.0,
+        accounts: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self.script = deque(script)
         self.default = default or Reply()
         self.text = text
+        self.routes = {route: deque(replies) for route, replies in (routes or {}).items()}
+        self.accounts = accounts
         self.service_time = service_time
         self.tokens_per_character = tokens_per_character
         self.log: list[Hit] = []
         self.in_flight = 0
         self.peak = 0
         self.started_at = 0.0
-        self._limiter = Limiter(limits or Limits(headers="none"), tenant)
+        self._clock = clock
+        self._limiter = Limiter(limits or Limits(headers="none"), tenant, clock)
         self._changes = deque(sorted(changes, key=lambda change: change[0]))
         self._host = host
         self._port = port
         self._server: web.Server | None = None
         self._listener: asyncio.Server | None = None
-        self._thread: _ServingThread | None = None
+        self._thread: ServingThread | None = None
+        self._desk = Desk(
+            answer=self._usual,
+            origin=lambda: self.origin,
+            clock=clock,
+            script=deque(batch_script),
+            default=batch_default or BatchScript(),
+            limits=batch_limits or BatchLimits(),
+            file_delay=file_delay,
+        )
+        self._batches = (OpenAIBatches(self._desk), AnthropicBatches(self._desk))
 
     @property
     def origin(self) -> str:
@@ -99,12 +140,43 @@ class ScriptedProvider:
     def limits(self, limits: Limits) -> None:
         self._limiter.change(limits)
 
+    @property
+    def batch_script(self) -> deque[BatchScript]:
+        """The courses of the batches to come."""
+        return self._desk.script
+
+    @property
+    def batch_default(self) -> BatchScript:
+        """The course of a batch when `batch_script` is empty. Assign to change it."""
+        return self._desk.default
+
+    @batch_default.setter
+    def batch_default(self, script: BatchScript) -> None:
+        self._desk.default = script
+
+    @property
+    def batch_limits(self) -> BatchLimits:
+        """What is allowed of batches. Assign to change it."""
+        return self._desk.limits
+
+    @batch_limits.setter
+    def batch_limits(self, limits: BatchLimits) -> None:
+        self._desk.limits = limits
+
+    @property
+    def billed(self) -> Bills:
+        """What has been answered and paid until now, the lines of ended batches included. To be read only."""
+        with self._desk.lock:
+            for endpoint in self._batches:
+                endpoint.settle()
+            return self._desk.bills
+
     async def start(self) -> None:
         """Listen. The first time picks a port, unless one was given; later times take the same again."""
         if not self.started_at:
-            self.started_at = time.monotonic()
+            self.started_at = self._clock()
             self._limiter.start(self.started_at)
-        self._server = web.Server(self._handle, handler_cancellation=True)
+        self._server = web.Server(self._handle, handler_cancellation=True, request_factory=large_request)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._server, self._host, self._port, reuse_address=True)
         self._port = self._listener.sockets[0].getsockname()[1]
@@ -134,7 +206,7 @@ class ScriptedProvider:
         await self.kill()
 
     def __enter__(self) -> Self:
-        self._thread = _ServingThread(self)
+        self._thread = ServingThread(self)
         self._thread.start_serving()
         return self
 
@@ -147,30 +219,58 @@ class ScriptedProvider:
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:
-            body = await request.read()
-            hit = Hit(
-                at=time.monotonic(),
-                method=request.method,
-                path=request.path,
-                headers={name.lower(): value for name, value in request.headers.items()},
-                body=body,
-                in_flight=self.in_flight,
-            )
-            self.log.append(hit)
+            hit = await self._noted(request)
             response = await self._answer(request, hit)
-            if not response.prepared:
-                await response.prepare(request)
-                await response.write_eof()
             hit.completed = True
+            if hit.size > _LONG_BODY:
+                hit.body = b""
             return response
         except ConnectionResetError:  # the client went away: nobody is to be told
             return web.Response()
         finally:
             self.in_flight -= 1
 
+    async def _noted(self, request: web.BaseRequest) -> Hit:
+        body = await request.read()
+        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+        hit = Hit(
+            at=self._clock(),
+            method=request.method,
+            path=request.path,
+            headers={name.lower(): value for name, value in request.headers.items()},
+            body=body,
+            in_flight=self.in_flight,
+            query=dict(request.query),
+            connection=":".join(str(part) for part in peer or ()),
+        )
+        self.log.append(hit)
+        return hit
+
     async def _answer(self, request: web.BaseRequest, hit: Hit) -> web.StreamResponse:
+        account = self._account_of(hit)
+        if account is None:
+            form = _form_of(hit.path)
+            return await write_whole(request, hit, form.unauthorized(), self._clock)
+        scripted = self._scripted(hit)
+        endpoint = next((one for one in self._batches if one.serves(hit.path)), None)
+        if endpoint is None:
+            return await self._answer_model(request, hit, scripted)
+        if scripted is not None and scripted.own:
+            reply = scripted
+        else:
+            with self._desk.lock:
+                endpoint.settle()
+                reply = taken(scripted, endpoint.answer(hit, account))
+        await asyncio.sleep(reply.delay)
+        if reply.drop:
+            await drop(request)
+        return await write_whole(request, hit, reply, self._clock)
+
+    async def _answer_model(
+        self, request: web.BaseRequest, hit: Hit, scripted: Reply | None
+    ) -> web.StreamResponse:
         payload = _payload(hit.body)
-        form = anthropic_form if "/messages" in hit.path else openai_form
+        form = _form_of(hit.path)
         self._change_limits(hit.at)
         prompt, bound = count_tokens(payload, self.tokens_per_character), _most_output(payload)
         metered = hit.method == "POST"
@@ -179,101 +279,56 @@ class ScriptedProvider:
         if metered and self.limits.headers == "limits":
             headers = form.limit_headers(self._limiter.gauges())
         if wait is not None:
-            refusal = form.refusal()
-            return _plain(hit, refusal, {**headers, **self._limiter.hint(wait)}, refusal.body)
+            hint = self._limiter.hint(wait, form.LIMIT_HEADER)
+            refusal = replace(form.refusal(), headers={**headers, **hint})
+            return await write_whole(request, hit, refusal, self._clock)
         hit.tokens = self._limiter.on_arrival(prompt, bound)["tokens"]
-        reply = self.script.popleft() if self.script else self.default
+        reply = scripted or (self.script.popleft() if self.script else self.default)
         await asyncio.sleep(self.service_time + reply.delay)
-        headers |= reply.headers
+        reply = replace(reply, headers={**headers, **reply.headers})
         if reply.drop:
-            await _drop(request)
+            await drop(request)
         streams = reply.body is None and reply.status == 200 and payload.get("stream") is True
-        text = "".join(reply.stream.chunks) if streams else self.text
+        text = "".join(reply.stream.chunks) if streams else self._text_for(payload)
         if metered and reply.body is None:
             hit.tokens = self._limiter.settle(prompt, bound, output_tokens(text))["tokens"]
+        if metered and reply.status < 400 and not hit.path.endswith("/count_tokens"):
+            self._desk.bills.add_sync(payload)
         if streams:
             events = form.events(hit.path, payload, reply.stream, prompt)
-            return await _stream(request, hit, reply, headers, events)
-        body = form.whole_answer(hit.path, payload, text, prompt) if reply.body is None else reply.body
-        return _plain(hit, reply, headers, body)
+            return await write_stream(request, hit, reply, events, self._clock)
+        if reply.body is None:
+            reply = replace(reply, body=form.whole_answer(hit.path, payload, text, prompt))
+        return await write_whole(request, hit, reply, self._clock)
+
+    def _usual(self, path: str, payload: Mapping[str, Any]) -> Any:
+        """Return the answer of an endpoint where no script has another."""
+        prompt = count_tokens(payload, self.tokens_per_character)
+        return _form_of(path).whole_answer(path, payload, self._text_for(payload), prompt)
+
+    def _text_for(self, payload: Mapping[str, Any]) -> str:
+        return self.text if isinstance(self.text, str) else self.text(payload)
+
+    def _account_of(self, hit: Hit) -> str | None:
+        """Return whose request it is, or None where its key is not taken."""
+        if self.accounts is None:
+            return "everybody"
+        bearer = hit.headers.get("authorization", "").removeprefix("Bearer ")
+        return self.accounts.get(bearer or hit.headers.get("x-api-key") or hit.headers.get("api-key", ""))
+
+    def _scripted(self, hit: Hit) -> Reply | None:
+        for route, replies in self.routes.items():
+            if replies and fnmatchcase(f"{hit.method} {hit.path}", route):
+                return replies.popleft()
+        return None
 
     def _change_limits(self, now: float) -> None:
         while self._changes and self._changes[0][0] <= now - self.started_at:
             self.limits = self._changes.popleft()[1]
 
 
-async def _stream(
-    request: web.BaseRequest,
-    hit: Hit,
-    reply: Reply,
-    headers: Mapping[str, str],
-    events: Iterator[bytes | None],
-) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"content-type": "text/event-stream", **headers})
-    hit.status, hit.answered_at = response.status, time.monotonic()
-    await response.prepare(request)
-    for index, event in enumerate(events):
-        if reply.stream.gap and 1 < index <= len(reply.stream.chunks):  # what opens and ends it comes at once
-            await asyncio.sleep(reply.stream.gap)
-        if event is None:
-            await _drop(request)
-            break
-        await response.write(event)
-    await response.write_eof()
-    return response
-
-
-async def _drop(request: web.BaseRequest) -> None:
-    """Close the connection after what has been written. The server cancels us when it is gone."""
-    if request.transport is not None:
-        request.transport.close()
-    await asyncio.Event().wait()
-
-
-class _ServingThread(threading.Thread):
-    """Runs a provider on a loop of its own."""
-
-    def __init__(self, provider: ScriptedProvider) -> None:
-        super().__init__(name="scripted-provider", daemon=True)
-        self._provider = provider
-        self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
-        self._failure: BaseException | None = None
-
-    def start_serving(self) -> None:
-        self.start()
-        self._ready.wait()
-        if self._failure is not None:
-            raise self._failure
-
-    def stop_serving(self) -> None:
-        if self._loop is not None and self._stopping is not None:
-            self._loop.call_soon_threadsafe(self._stopping.set)
-        self.join()
-
-    def run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._ready.set()
-
-    async def _serve(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        async with self._provider:
-            self._ready.set()
-            await self._stopping.wait()
-
-
-def _plain(hit: Hit, reply: Reply, headers: Mapping[str, str], body: Any) -> web.Response:
-    hit.status, hit.answered_at = reply.status, time.monotonic()
-    if isinstance(body, str | bytes):
-        data, kind = body if isinstance(body, bytes) else body.encode(), "text/html; charset=utf-8"
-    else:
-        data, kind = json.dumps(body).encode(), "application/json"
-    return web.Response(status=reply.status, body=data, headers={"content-type": kind, **headers})
+def _form_of(path: str) -> ModuleType:
+    return anthropic_form if "/messages" in path else openai_form
 
 
 def _payload(body: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class Reply:
     """One answer, given after ``delay`` seconds.
 
     ``body`` is sent as it is (bytes, str) or as JSON; None is the endpoint's default answer, with usage, or, where
-    the request streams, ``stream``. ``drop`` closes the connection without an answer.
+    the request streams, ``stream``. ``drop`` closes the connection without an answer, ``cut_after`` after so many
+    bytes of a body that was announced whole.
     """
 
     status: int = 200
@@ -49,6 +51,12 @@ class Reply:
     delay: float = 0.0
     stream: StreamScript = StreamScript()
     drop: bool = False
+    cut_after: int | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether it stands in place of the usual answer, and is not only how that is given."""
+        return self.status != 200 or self.body is not None or self.drop
 
     @classmethod
     def error(
@@ -75,10 +83,13 @@ class Reply:
 
 @dataclass(slots=True)
 class Hit:
-    """One request as it arrived. ``at`` is on the monotonic clock; ``in_flight`` counts itself.
+    """One request as it arrived. ``at`` is on the provider's clock; ``in_flight`` counts itself; ``connection``
+    tells connections apart.
 
     ``status`` is what it was answered with, at ``answered_at``. ``completed`` turns True when the whole answer has
     been written; it stays False for a client that went away. ``tokens`` is what a limit counts for it in the end.
+    ``body`` is forgotten after the answer where it is longer than a megabyte; ``size`` and ``body_hash`` (SHA-256)
+    stay.
     """
 
     at: float
@@ -87,10 +98,18 @@ class Hit:
     headers: Mapping[str, str]
     body: bytes
     in_flight: int
+    query: Mapping[str, str] = field(default_factory=dict)
+    connection: str = ""
     status: int | None = None
     completed: bool = False
     answered_at: float | None = None
     tokens: float = 0.0
+    size: int = field(init=False)
+    body_hash: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.body)
+        self.body_hash = hashlib.sha256(self.body).hexdigest()
 
     @property
     def json(self) -> Any:

@@ -1,54 +1,22 @@
-"""What the transports of both HTTP families share: a request becomes a call, an error of ours becomes a response.
-
-Our errors are handed up as HTTP responses in the provider's own form rather than raised: the official SDKs turn
-them into their typed errors, and do not try again where ``x-should-retry`` says so, whereas some of them retry
-whatever a transport raises.
-"""
+"""What the transports of both HTTP families share: a request becomes a call, an error of ours an answer."""
 
 from __future__ import annotations
 
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from orchestra.call import Call, Headers, Outcome, read_json
-from orchestra.errors import (
-    AdmissionError,
-    AdmissionTimeout,
-    BudgetExceeded,
-    CallError,
-    CallTimeout,
-    ConfigError,
-    ConnectionFailed,
-    DeadlineExceeded,
-    InputError,
-    LocalEngineError,
-    OrchestraError,
-    QueueFull,
-    UnknownModelError,
-)
+from orchestra.call import Body, Call, Headers, Outcome, read_json
+from orchestra.errors import ConnectionFailed, InputError, OrchestraError
 from orchestra.policies.traffic import TrafficClass
+from orchestra.providers import Endpoint, endpoint_at
 from orchestra.tagging import TAG_HEADER, Tag, current_tag, parse_tag
+from orchestra.transports.synthetic import answer_of
 
-__all__ = ["TransportCore", "decoded", "encoded"]
-
-_FORMS: tuple[tuple[type[OrchestraError], tuple[int, str, str]], ...] = (
-    # error, then status, type and code; the first that matches
-    (UnknownModelError, (404, "invalid_request_error", "model_not_found")),
-    (InputError, (400, "invalid_request_error", "orchestra_invalid_request")),
-    (AdmissionTimeout, (429, "rate_limit_error", "orchestra_deadline")),
-    (QueueFull, (429, "rate_limit_error", "orchestra_queue_full")),
-    (BudgetExceeded, (429, "rate_limit_error", "orchestra_budget_exceeded")),
-    (AdmissionError, (429, "rate_limit_error", "orchestra_not_admitted")),
-    (LocalEngineError, (503, "service_unavailable_error", "orchestra_local_engine")),
-    (DeadlineExceeded, (429, "rate_limit_error", "orchestra_deadline")),
-    (CallTimeout, (504, "server_error", "orchestra_timeout")),
-    (CallError, (503, "service_unavailable_error", "orchestra_no_route_answered")),
-    (ConfigError, (500, "server_error", "orchestra_config")),
-    (OrchestraError, (500, "server_error", "orchestra_error")),
-)
+__all__ = ["TransportCore", "decoded", "encoded", "is_read_whole"]
 
 
 class TransportCore:
@@ -70,7 +38,7 @@ class TransportCore:
         method: str,
         url: str,
         headers: Iterable[tuple[str, str]],
-        body: bytes,
+        body: Body,
         timeouts: Mapping[str, float | None],
     ) -> Outcome:
         """Answer one request. ``timeouts`` are the request's own, by ``connect`` and ``read``, in seconds.
@@ -78,25 +46,26 @@ class TransportCore:
         Our errors come back as outcomes. Raises ConnectionFailed where a call that we do not meter failed to
         connect: that is the family's own error to raise, and its SDK's to retry.
         """
+        lines = tuple((name.lower(), value) for name, value in headers)
         try:
-            call = self._call(method, url, headers, body, timeouts)
+            call = self._call(method, url, lines, body, timeouts)
             return await self._send(call)
         except ConnectionFailed:
             raise
         except OrchestraError as error:
-            return _answer_of(error)
+            return answer_of(error, url, lines)
 
     def _call(
-        self,
-        method: str,
-        url: str,
-        headers: Iterable[tuple[str, str]],
-        body: bytes,
-        timeouts: Mapping[str, float | None],
+        self, method: str, url: str, headers: Headers, body: Body, timeouts: Mapping[str, float | None]
     ) -> Call:
-        lines = tuple((name.lower(), value) for name, value in headers)
-        stated = next((value for name, value in lines if name == TAG_HEADER), None)
-        tag = (parse_tag(stated) if stated is not None else current_tag()) or Tag(TrafficClass.INTERACTIVE)
+        payload = _payload(body) if isinstance(body, bytes) else None
+        stated: object = next((value for name, value in headers if name == TAG_HEADER), None)
+        if payload is not None and TAG_HEADER in payload:
+            payload = dict(payload)
+            field = payload.pop(TAG_HEADER)
+            stated = stated if field is None else field
+            body = json.dumps(payload, separators=(",", ":")).encode()
+        tag = (_stated(stated) if stated is not None else current_tag()) or Tag(TrafficClass.INTERACTIVE)
         expires_at = tag.expires_at(self._clock(), self._wall())
         read_timeout = timeouts.get("read")
         waits_unbounded = tag.traffic is TrafficClass.BULK or expires_at is not None
@@ -104,9 +73,9 @@ class TransportCore:
             id=uuid.uuid4().hex,
             method=method.upper(),
             url=url,
-            headers=tuple(line for line in lines if line[0] != TAG_HEADER),
+            headers=tuple(line for line in headers if line[0] != TAG_HEADER),
             body=body,
-            payload=_payload(body),
+            payload=payload,
             traffic=tag.traffic,
             job=tag.job,
             expires_at=expires_at,
@@ -114,6 +83,18 @@ class TransportCore:
             read_timeout=read_timeout,
             connect_timeout=timeouts.get("connect"),
         )
+
+
+def is_read_whole(url: str, headers: Headers) -> bool:
+    """Return whether a body that comes piece by piece is read before the call is sent, since it may be JSON.
+
+    Such a body names the model, and what it costs; and the call can be sent again. Any other (a file, a form) goes
+    on as it comes, and can be sent only once.
+    """
+    kind = next((value for name, value in headers if name == "content-type"), "").partition(";")[0].strip().lower()
+    if kind:
+        return kind == "application/json" or kind.endswith("+json")
+    return endpoint_at(urlsplit(url).path) is not Endpoint.OTHER
 
 
 def decoded(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -137,17 +118,7 @@ def _payload(body: bytes) -> Mapping[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def _answer_of(error: OrchestraError) -> Outcome:
-    status, kind, code = next(form for cls, form in _FORMS if isinstance(error, cls))
-    told = {
-        "message": str(error),
-        "type": kind,
-        "param": getattr(error, "param", None),
-        "code": getattr(error, "code", None) or code,
-    }
-    headers: Headers = (("content-type", "application/json"), ("x-should-retry", "false"))
-    return Outcome(status, headers, _once(json.dumps({"error": told}).encode()), route="")
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    yield body
+def _stated(tag: object) -> Tag:
+    if isinstance(tag, str):
+        return parse_tag(tag)
+    raise InputError(f'{TAG_HEADER} must be a text like "bulk; job=nightly"', param=TAG_HEADER)

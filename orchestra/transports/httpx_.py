@@ -1,16 +1,21 @@
-"""The transport for ``httpx``."""
+"""The transports for ``httpx``."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from typing import cast
 
 import httpx
 
 from orchestra.call import Outcome
 from orchestra.errors import ConnectionFailed, StreamInterrupted
-from orchestra.transports.core import TransportCore, decoded, encoded
+from orchestra.transports.blocking import BlockingCore, BlockingOutcome
+from orchestra.transports.core import TransportCore, decoded, encoded, is_read_whole
 
-__all__ = ["AsyncOrchestraTransport", "make_client"]
+__all__ = ["AsyncOrchestraTransport", "OrchestraTransport", "make_client", "make_sync_client"]
+
+TIMEOUT = httpx.Timeout(600, connect=5)
+"""The official SDKs' own."""
 
 
 class AsyncOrchestraTransport(httpx.AsyncBaseTransport):
@@ -23,21 +28,41 @@ class AsyncOrchestraTransport(httpx.AsyncBaseTransport):
         self._core = core
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        url, headers, stream = str(request.url), decoded(request.headers.raw), request.stream
+        whole = isinstance(stream, httpx.ByteStream) or is_read_whole(url, headers)
+        timeouts = request.extensions.get("timeout", {})
         try:
-            outcome = await self._core.handle(
-                request.method,
-                str(request.url),
-                decoded(request.headers.raw),
-                await request.aread(),
-                request.extensions.get("timeout", {}),
-            )
+            body = await request.aread() if whole else cast("httpx.AsyncByteStream", stream)
+            outcome = await self._core.handle(request.method, url, headers, body, timeouts)
         except ConnectionFailed as error:
-            failure = httpx.ReadError if error.sent else httpx.ConnectError
-            raise failure(str(error), request=request) from error
+            raise _failure(error, request) from error
+        return httpx.Response(
+            outcome.status, headers=encoded(outcome.headers), stream=_AsyncBody(outcome, request)
+        )
+
+
+class OrchestraTransport(httpx.BaseTransport):
+    """Puts what is behind ``core`` underneath an ``httpx.Client``.
+
+    Closing it, or its client, closes nothing else.
+    """
+
+    def __init__(self, core: BlockingCore) -> None:
+        self._core = core
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        url, headers, stream = str(request.url), decoded(request.headers.raw), request.stream
+        whole = isinstance(stream, httpx.ByteStream) or is_read_whole(url, headers)
+        timeouts = request.extensions.get("timeout", {})
+        try:
+            body = request.read() if whole else cast("httpx.SyncByteStream", stream)
+            outcome = self._core.handle(request.method, url, headers, body, timeouts)
+        except ConnectionFailed as error:
+            raise _failure(error, request) from error
         return httpx.Response(outcome.status, headers=encoded(outcome.headers), stream=_Body(outcome, request))
 
 
-class _Body(httpx.AsyncByteStream):
+class _AsyncBody(httpx.AsyncByteStream):
     def __init__(self, outcome: Outcome, request: httpx.Request) -> None:
         self._outcome = outcome
         self._request = request
@@ -53,10 +78,31 @@ class _Body(httpx.AsyncByteStream):
         await self._outcome.aclose()
 
 
+class _Body(httpx.SyncByteStream):
+    def __init__(self, outcome: BlockingOutcome, request: httpx.Request) -> None:
+        self._outcome = outcome
+        self._request = request
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._outcome
+        except (StreamInterrupted, ConnectionFailed) as error:
+            raise httpx.RemoteProtocolError(str(error), request=self._request) from error
+
+    def close(self) -> None:
+        self._outcome.close()
+
+
 def make_client(core: TransportCore) -> httpx.AsyncClient:
     """Return a client with the defaults of the official SDKs: 600 s, 5 s to connect, redirects followed."""
-    return httpx.AsyncClient(
-        transport=AsyncOrchestraTransport(core),
-        timeout=httpx.Timeout(600, connect=5),
-        follow_redirects=True,
-    )
+    return httpx.AsyncClient(transport=AsyncOrchestraTransport(core), timeout=TIMEOUT, follow_redirects=True)
+
+
+def make_sync_client(core: BlockingCore) -> httpx.Client:
+    """Return a synchronous client with the same defaults."""
+    return httpx.Client(transport=OrchestraTransport(core), timeout=TIMEOUT, follow_redirects=True)
+
+
+def _failure(error: ConnectionFailed, request: httpx.Request) -> httpx.TransportError:
+    failure = httpx.ReadError if error.sent else httpx.ConnectError
+    return failure(str(error), request=request)

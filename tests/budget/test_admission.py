@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from budget_lab import BULK, INTERACTIVE, Gate, per_minute, slots
+from budget_lab import BULK, INTERACTIVE, Gate, per_day, per_minute, slots
 
 from orchestra.budget.admission import Admission
 from orchestra.budget.bucket import Bucket
@@ -269,8 +269,8 @@ class TestCharges:
 
     def test_parallel_calls_never_pass_a_hard_limit_together(self):
         """litellm 34732, gbrain 4365: outstanding reservations are part of what is spent."""
-        gate = Gate(Bucket("tokens", capacity=100.0))
-        calls = [gate.ask(tokens=30.0, decide=False) for _ in range(10)]
+        gate = Gate(per_day("tokens", 100.0))
+        calls = [gate.ask(tokens=30.0, decide=False, queue_bound=60.0) for _ in range(10)]
         gate.decide()
         running = [ticket for ticket in calls if ticket.state is State.GRANTED]
         assert len(running) == 3

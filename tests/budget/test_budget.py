@@ -64,7 +64,7 @@ def test_changed_limits_reach_the_pool_that_is_there(budget):
 
 
 def test_the_traffic_settings_reach_the_pools():
-    budget = Budget(TrafficConfig(interactive_reserve=0.4), max_waiting=0)
+    budget = Budget(TrafficConfig(interactive_reserve=0.4, max_waiting=0))
     pool = budget.pool("openai", "key", REST, "gpt-5")
     assert pool.snapshot()["dimensions"]["requests"]["interactive_reserve"] == 240.0
     lease = budget.pool("p", "k", LimitsConfig(max_concurrency=1), "m").acquire_sync(
@@ -93,7 +93,7 @@ def test_idle_accounts_are_forgotten_and_busy_ones_are_not(budget, now):
         budget.pool("openai", f"tenant {number}", REST, "gpt-5")
     assert len(budget._pools) < 600
     assert len(budget._asked) == len(budget._pools)
-    assert ("openai", "busy", SMALL.models) in budget._pools
+    assert ("openai", "busy", SMALL.models, "online") in budget._pools
     assert budget.pool("openai", "paused", SMALL, "gpt-5-mini") is paused
     held.keep()
 

@@ -60,9 +60,9 @@ def clock():
     return Clock()
 
 
-def make(clock=None, *, traffic=None, max_waiting=None, **limits):
+def make(clock=None, *, traffic=None, **limits):
     timing = {} if clock is None else {"clock": clock, "call_at": clock.call_at}
-    return Pool(LimitsConfig(**limits), traffic or TrafficConfig(), max_waiting=max_waiting, **timing)
+    return Pool(LimitsConfig(**limits), traffic or TrafficConfig(), **timing)
 
 
 def waiting(pool):
@@ -171,7 +171,7 @@ async def test_a_bound_that_is_certain_to_pass_fails_at_once(clock):
 
 
 async def test_a_full_queue(clock):
-    pool = make(clock, max_waiting=1, max_concurrency=1)
+    pool = make(clock, traffic=TrafficConfig(max_waiting=1), max_concurrency=1)
     lease = await pool.acquire(ONE, traffic=BULK)
     task = asyncio.create_task(pool.acquire(ONE, traffic=BULK))
     await settle_down()
@@ -247,11 +247,13 @@ async def test_the_snapshot_tells_all_and_is_plain(clock):
     assert state["dimensions"]["tokens"] == {
         "source": "configured",
         "limit": 6000.0,
+        "window": 60.0,
         "capacity": 6000.0,
         "available": 0.0,
         "used": 6000.0,
         "reserved": 6000.0,
         "interactive_reserve": 3000.0,
+        "room_in": 31.0,
     }
     assert state["dimensions"]["concurrency"]["limit"] == 10
     assert state["in_use"] == {"interactive": 1, "bulk": 0}
@@ -267,7 +269,13 @@ async def test_the_snapshot_tells_all_and_is_plain(clock):
     (await task).settle(Charge(tokens=90.0))
     state = pool.snapshot()
     assert state["head"] is None
-    assert state["spent"] == {"requests": 2.0, "tokens": 100.0, "input_tokens": 0.0, "output_tokens": 0.0}
+    assert state["spent"] == {
+        "requests": 2.0,
+        "tokens": 100.0,
+        "input_tokens": 0.0,
+        "output_tokens": 0.0,
+        "usd": 0.0,
+    }
 
 
 async def test_a_pool_without_limits_lets_people_in_and_counts():
@@ -397,12 +405,8 @@ async def test_memory_for_a_waiter_of_our_own_objects():
     assert pool.snapshot()["in_use"]["bulk"] == 0
 
 
-async def test_what_can_never_fit_is_refused(monkeypatch):
-    from orchestra.budget import pool as module
-    from orchestra.budget.bucket import Bucket
-
-    monkeypatch.setattr(module, "_buckets", lambda limits, now: [Bucket("tokens", capacity=10.0)])
-    pool = Pool()
+async def test_what_can_never_fit_is_refused(clock):
+    pool = make(clock, tokens_per_day=10.0)
     with pytest.raises(BudgetExceeded):
         await pool.acquire(Charge(tokens=11.0), traffic=INTERACTIVE)
     (await pool.acquire(Charge(tokens=10.0), traffic=INTERACTIVE)).keep()

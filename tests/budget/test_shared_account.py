@@ -130,7 +130,9 @@ def test_slots_of_a_dead_process_are_free_and_those_in_use_stay_its_own():
     ask(state, "dead", want={"concurrency": 3.0}, urgent=True, limits=limits)
     later = LEASE_SECONDS + 1.0
     assert ask(state, "b", later, want={"concurrency": 4.0}, urgent=True, limits=limits).retry_in == 0.0
-    back = ask(state, "dead", later, believed={"concurrency": 3.0}, kept={"concurrency": 3.0}, busy_slots=2.0)
+    back = ask(
+        state, "dead", later, believed={"concurrency": 3.0}, kept={"concurrency": 3.0}, pinned={"concurrency": 2.0}
+    )
     assert back.held == {"concurrency": 2.0}, "two calls are on the wire, whatever the account may think"
 
 

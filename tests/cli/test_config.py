@@ -32,8 +32,8 @@ from orchestra.errors import ConfigError
         ),
         ({"bulk": {"store": "a\0b"}}, "bulk.store: must be the name of a file"),
         (
-            {"providers": {"acme": {"kind": "anthropic"}}},
-            'providers.acme.kind: must be "openai" or "openai-compatible": these are the kinds there are',
+            {"providers": {"acme": {"kind": "antropic"}}},
+            "(did you mean 'anthropic'?)",
         ),
         ({"providers": {"acme": {"kind": ["openai"]}}}, "providers.acme.kind: must be"),
         (

@@ -23,9 +23,12 @@ SECTIONS = {
     "local": settings.LocalConfig,
     "providers": settings.ProviderConfig,
     "limits": settings.LimitsConfig,
+    "prices": settings.PriceConfig,
     "traffic": settings.TrafficConfig,
     "budget": settings.BudgetConfig,
     "bulk": settings.BulkConfig,
+    "network": settings.NetworkConfig,
+    "observe": settings.ObserveConfig,
 }
 
 
@@ -57,8 +60,8 @@ def test_it_works_as_it_is(tmp_path):
 def test_it_says_the_defaults():
     written = tomllib.loads(TEMPLATE)
     defaults = parse_config({})
-    for section in ("traffic", "budget", "bulk"):
-        assert written[section] == getattr(defaults, section).model_dump()
+    for section in ("traffic", "budget", "bulk", "network", "observe"):
+        assert written[section] == getattr(defaults, section).model_dump(exclude_none=True)
 
 
 def test_every_example_is_right():
@@ -98,8 +101,8 @@ def test_every_key_is_explained(name):
     """Each key of the settings stands in the template, with a comment above it."""
     section: type[BaseModel] = SECTIONS[name]
     data: Any = tomllib.loads("\n".join(with_examples()))
-    if name == "limits":
-        found = data["providers"]["openai"]["limits"][0]
+    if name in {"limits", "prices"}:
+        found = data["providers"]["openai"][name][0]
     elif name in {"models", "local", "providers"}:
         (found,) = data[name].values()
     else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestra.localengine.errors import PromptTooLong
-from orchestra.localengine.request import Completion, Delta, Timing, Usage
+from orchestra.localengine.request import Completion, Delta, FinishReason, Timing, Usage
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=1)
 TIMING = Timing(queue=0.0, ttft=0.0, tokens=(0.0, 0.1))
@@ -13,12 +13,17 @@ TIMING = Timing(queue=0.0, ttft=0.0, tokens=(0.0, 0.1))
 
 @dataclass
 class FakeEngine:
-    """``pieces`` are streamed one delta each; an exception among them is raised instead. None waits for ever."""
+    """``pieces`` are streamed one delta each; an exception among them is raised instead. None waits for ever.
+
+    The answer ends by ``reason``, and by the stop string ``stop`` where there is one.
+    """
 
     pieces: list[str | Exception | None] = field(default_factory=lambda: ["Yel", "low."])
     asked: list[tuple[Any, Any, str]] = field(default_factory=list)
     asked_for: asyncio.Event = field(default_factory=asyncio.Event)
     starts: list[Exception] = field(default_factory=list)
+    reason: FinishReason = "stop"
+    stop: str | None = None
     open_streams: int = 0
     closed: bool = False
 
@@ -33,11 +38,14 @@ class FakeEngine:
     async def complete(self, prompt: Any, sampling: Any, *, traffic: str) -> Completion:
         async with self.stream(prompt, sampling, traffic=traffic) as deltas:
             text = [delta.text async for delta in deltas]
-        return Completion("".join(text), (1, 2), "stop", USAGE, TIMING)
+        return Completion("".join(text), (1, 2), self.reason, USAGE, TIMING, self.stop)
 
     def check(self, prompt: Any, sampling: Any, *, traffic: str) -> None:
         if sum(len(message["content"]) for message in prompt) > 100:
             raise PromptTooLong("too long")
+
+    def encode(self, prompt: Any) -> list[int]:
+        return [1] * USAGE.prompt_tokens
 
     def stats(self) -> Any:
         return {"state": "stopped" if self.closed else "running"}
@@ -79,7 +87,7 @@ class FakeStream:
         if self._number < len(self._engine.pieces):
             return Delta(piece, (self._number,))
         await self.aclose()
-        return Delta(piece, (self._number,), "stop", USAGE, TIMING)
+        return Delta(piece, (self._number,), self._engine.reason, USAGE, TIMING, self._engine.stop)
 
     async def __aenter__(self) -> "FakeStream":
         return self

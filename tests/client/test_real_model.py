@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -61,6 +62,50 @@ async def test_the_unmodified_openai_sdk(sdk: openai.AsyncOpenAI) -> None:
         model="local/smollm2", prompt="The capital of France is", temperature=0, max_tokens=1
     )
     assert (text.choices[0].text, text.choices[0].finish_reason) == (" Paris", "length")
+
+
+async def test_openais_responses(sdk: openai.AsyncOpenAI) -> None:
+    asked = {"model": "local/smollm2", "input": ASK, "temperature": 0}
+    reply = await sdk.responses.create(**asked)
+    assert (reply.output_text, reply.status) == (PARIS, "completed")
+    async with sdk.responses.stream(**asked) as stream:
+        pieces = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        final = await stream.get_final_response()
+    assert "".join(pieces) == final.output_text == PARIS
+    assert len(pieces) > 1
+    assert final.usage is not None
+    assert reply.usage is not None
+    assert final.usage.output_tokens == reply.usage.output_tokens
+    cut = await sdk.responses.create(**asked, max_output_tokens=2)
+    assert (cut.output_text, cut.status) == ("The capital", "incomplete")
+
+
+async def test_the_unmodified_anthropic_sdk(orc: Orchestra) -> None:
+    claude = anthropic.AsyncAnthropic(api_key="unused", http_client=orc.http_client())
+    asked: Any = {
+        "model": "local/smollm2",
+        "messages": ASK,
+        "max_tokens": 40,
+        "extra_body": {"temperature": 0},
+    }
+    reply = await claude.messages.create(**asked)
+    assert [block.text for block in reply.content if block.type == "text"] == [PARIS]
+    assert reply.stop_reason == "end_turn"
+    async with claude.messages.stream(**asked) as stream:
+        pieces = [text async for text in stream.text_stream]
+        final = await stream.get_final_message()
+    assert "".join(pieces) == PARIS
+    assert len(pieces) > 1
+    assert final.usage.output_tokens == reply.usage.output_tokens
+    started = final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)
+    assert started == reply.usage.input_tokens + (reply.usage.cache_read_input_tokens or 0) > 0
+    stopped = await claude.messages.create(**asked, stop_sequences=["Paris", " is"])
+    assert [block.text for block in stopped.content if block.type == "text"] == ["The capital of France"]
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " is")
+    with pytest.raises(anthropic.BadRequestError, match="tokens"):
+        await claude.messages.create(
+            model="local/smollm2", max_tokens=9, messages=[{"role": "user", "content": "word " * 9000}]
+        )
 
 
 async def test_a_bare_client_of_the_other_family(orc: Orchestra) -> None:

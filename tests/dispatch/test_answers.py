@@ -20,7 +20,7 @@ async def test_an_answer_settles_its_lease_by_the_usage_told():
         assert await text_of(outcome) == "Hello, world."
         assert (outcome.status, outcome.route, outcome.usage.certainty) == (200, "one/one-model", "known")
         assert lab.in_flight() == 0
-        assert lab.kinds() == ["admitted", "sent", "settled"]
+        assert lab.kinds() == ["queued", "admitted", "sent", "settled"]
         assert provider.log[0].json["model"] == "one-model"
         assert provider.log[0].path == "/v1/chat/completions"
 
@@ -169,7 +169,7 @@ def test_one_dispatcher_serves_several_loops_one_after_another():
         assert lab is not None
         assert len(provider.log) == 30
         assert lab.in_flight() == 0
-        assert lab.wire._pools == {}
+        assert lab.wire._wire._sessions._pools == {}, "each loop closed its own"
         gc.collect()
 
 

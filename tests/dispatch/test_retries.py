@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from dispatch_lab import NOBODY, REFUSED, chat, config_for, running, text_of
 
+from orchestra.dispatch.bounds import Bounds
 from orchestra.errors import (
     AdmissionTimeout,
     AllRoutesFailed,
     DeadlineExceeded,
     StreamInterrupted,
 )
+from orchestra.policies.breaker import CircuitBreaker
 from orchestra.policies.retry import RetryBudget, RetryPolicy
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import Reply, ScriptedProvider, StreamScript
@@ -106,7 +108,7 @@ async def test_an_empty_retry_budget_fails_interactive_at_once_and_makes_bulk_wa
         for traffic, per_second in ((TrafficClass.INTERACTIVE, 0.01), (BULK, 20)):
             empty = RetryBudget(ratio=0, per_second=per_second, capacity=1)
             assert empty.take(time.monotonic())
-            lab.dispatcher._retries[traffic] = empty
+            lab.dispatcher._health._retries[traffic] = empty
         assert (await lab.dispatcher.send(chat())).status == 429
         assert len(provider.log) == 1
         started = time.monotonic()
@@ -180,8 +182,8 @@ async def test_bulk_without_a_deadline_gives_up_on_a_dead_provider_and_names_eac
             errors = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(error) for error in errors} == {AllRoutesFailed}
         told = [str(error) for error in errors]
-        assert all(one.count("127.0.0.1:9: ConnectError") == 1 for one in told)
-        with pytest.raises(AllRoutesFailed, match=r"cooling down.*dead/dead-model in .*ConnectError"):
+        assert all(one.count("dead/dead-model: ") == 1 for one in told)
+        with pytest.raises(AllRoutesFailed, match=r"cooling down.*dead/dead-model in .*Connect"):
             await lab.dispatcher.send(chat(traffic=BULK, expires_at=time.monotonic() + 0.1))
 
 
@@ -189,5 +191,27 @@ async def test_a_reason_that_recurs_is_told_once_with_its_count():
     async with running(config_for({"dead": NOBODY})) as lab:
         with pytest.raises(AllRoutesFailed, match=r"dead/dead-model: 127\.0\.0\.1:9: .*\(3 times\)$") as caught:
             await lab.dispatcher.send(chat())
-        assert str(caught.value).count("127.0.0.1:9") == 1
+        assert str(caught.value).count("dead/dead-model") == 1
         assert len(caught.value.attempts) == 3
+
+
+def test_the_bound_on_waiting_is_one_for_all_attempts_together():
+    now = [5.0]
+    bounds = Bounds(chat(queue_bound=10), started=5.0, clock=lambda: now[0])
+    left = []
+    for now[0] in (5.0, 9.0, 15.0, 16.0):
+        left.append(bounds.queue_left())
+    assert left == [10.0, 6.0, 0.0, 0.0]
+    assert Bounds(chat(), started=5.0, clock=lambda: now[0]).queue_left() is None
+
+
+def test_a_route_that_is_back_is_found_within_ten_seconds():
+    breaker, now, waits = CircuitBreaker(), 0.0, []
+    for _ in range(breaker.threshold):
+        breaker.failed(now)
+    for _ in range(12):
+        waits.append(breaker.ready_at(now) - now)
+        now = breaker.ready_at(now)
+        assert breaker.try_pass(now)
+        breaker.failed(now)
+    assert max(waits) == 10

@@ -12,7 +12,7 @@ import pytest
 from dispatch_lab import NOBODY, REFUSED, chat, config_for, eventually, pointed, running, text_of
 
 from orchestra.call import Call, Outcome
-from orchestra.dispatch import dispatcher
+from orchestra.dispatch import health
 from orchestra.errors import (
     AllRoutesFailed,
     ConfigError,
@@ -85,18 +85,18 @@ async def test_a_route_that_keeps_failing_is_skipped_until_a_probe_finds_it_back
         await first.kill()
         for _ in range(6):
             assert (await lab.dispatcher.send(chat())).route == "two/two-model"
-        assert lab.dispatcher.snapshot()["one/one-model"] == "open"
+        assert lab.dispatcher.snapshot()["one/one-model"]["state"] == "open"
         await first.start()
         assert (await lab.dispatcher.send(chat())).route == "two/two-model"
         await asyncio.sleep(1.05)
         assert (await lab.dispatcher.send(chat())).route == "one/one-model"
-        assert lab.dispatcher.snapshot()["one/one-model"] == "closed"
+        assert lab.dispatcher.snapshot()["one/one-model"]["state"] == "closed"
 
 
 async def test_when_all_cool_a_call_waits_for_the_first_to_return_if_it_may():
     async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
         for _ in range(5):
-            lab.dispatcher._breakers.setdefault("one/one-model", CircuitBreaker(cooldown=0.2)).failed(
+            lab.dispatcher._health._breakers.setdefault("one/one-model", CircuitBreaker(cooldown=0.2)).failed(
                 time.monotonic()
             )
         with pytest.raises(AllRoutesFailed, match="cooling down"):
@@ -213,7 +213,8 @@ async def test_a_key_that_cannot_be_had_is_told_before_anything_is_sent(monkeypa
 async def test_events_hold_no_secret_and_no_text():
     async with ScriptedProvider([REFUSED]) as provider, running(config_for({"one": provider})) as lab:
         await (await lab.dispatcher.send(chat(content="my-secret-prompt"))).read()
-        assert lab.kinds() == ["admitted", "sent", "retried", "admitted", "sent", "settled"]
+        attempt = ["queued", "admitted", "sent"]
+        assert lab.kinds() == [*attempt, "retried", *attempt, "settled"]
         told = repr(lab.events)
         assert "my-secret-prompt" not in told
         assert "key-of-one" not in told
@@ -304,14 +305,14 @@ async def test_a_header_that_cannot_be_sent_harms_nobody_else():
             call = replace(pointed(provider.base_url + "/chat/completions"), headers=(("x-title", "a\nb"),))
             with pytest.raises(InputError, match="headers"):
                 await lab.dispatcher.send(call)
-        assert set(lab.dispatcher.snapshot().values()) == {"closed"}
+        assert {one["state"] for one in lab.dispatcher.snapshot().values()} == {"closed"}
         assert provider.log == []
         (pool,) = [pool for pool in lab.budget.snapshot() if pool["granted"]["interactive"]]
         assert (pool["spent"]["requests"], lab.in_flight()) == (0, 0)
 
 
 async def test_models_by_the_thousand_leave_no_breakers_behind(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dispatcher, "_MANY", 8)
+    monkeypatch.setattr(health, "_MANY", 8)
     async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
         provider.script.append(Reply.error(500))
         await lab.dispatcher.send(chat("one/ill", traffic=TrafficClass.BULK))
@@ -355,4 +356,4 @@ async def test_a_slip_in_a_models_name_is_passed_through_with_a_warning(caplog: 
         assert (await lab.dispatcher.send(pointed(url, "fsat"))).status == 200
         told = "model 'fsat' is not one of [models] (did you mean 'fast'?); passed through to 127.0.0.1 unmetered"
         assert [(one.levelname, one.message) for one in caplog.records] == [("WARNING", told)]
-        assert [event.detail.get("reason") for event in lab.events] == [None, told]
+        assert [event.reason for event in lab.events] == [None, told]

@@ -254,6 +254,24 @@ def test_a_stopped_job_says_why_and_goes_on(server: ScriptedProvider, orchestra:
     assert "30 of 30 lines answered" in out
 
 
+def test_a_job_whose_price_nobody_knows_stops_and_goes_on_once_it_is_set(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make
+) -> None:
+    settings = Path("orchestra.toml")
+    known = settings.read_text()
+    settings.write_text(known.replace("max_concurrency = 8", "max_concurrency = 8, usd_per_day = 5.0"))
+    file = batch_file(*range(5))
+    code, _, err = orchestra("run", file, "--out", "out.jsonl")
+    assert code == 1
+    assert "[price_unknown]" in err
+    assert "add [[providers.fake.prices]]" in err
+    assert server.log == []
+    with settings.open("a") as toml:
+        toml.write("[[providers.fake.prices]]\ninput = 1.0\noutput = 1.0\n")
+    assert orchestra("run", file, "--out", "out.jsonl")[0] == 0
+    assert [line["error"] for line in read("out.jsonl")] == [None] * 5
+
+
 def test_jobs_are_listed_and_shown(server: ScriptedProvider, orchestra: Make, batch_file: Make) -> None:
     assert orchestra("jobs", "list") == (0, "no jobs yet\n", "")
     assert not Path(".orchestra").exists()

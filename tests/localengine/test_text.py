@@ -171,3 +171,10 @@ def test_a_long_stop_of_like_characters_costs_no_more_than_its_length() -> None:
     # a naive comparison at each token would need some 10^10 steps here
     deltas, _ = run([b"a" * 100] * 1000, ("a" * 50_000 + "b",))
     assert sum(map(len, deltas)) == 100_000
+
+
+def test_it_tells_which_stop_string_ended_it() -> None:
+    _, assembler = run([b"one t", b"wo three"], stop=("three", "two", "wo"))
+    assert (assembler.text, assembler.stop) == ("one ", "two")
+    _, assembler = run([b"one"], stop=("two",))
+    assert assembler.stop is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra.providers.sse import EventSplitter, event_data
+from orchestra.providers.sse import EventSplitter, ObjectSplitter, event_data
 
 
 @given(
@@ -34,3 +36,24 @@ def test_the_last_part_is_kept_until_asked_for():
 def test_data_of_an_event():
     assert event_data(b"event: x\ndata: a\ndata:b\n\n") == b"a\nb"
     assert event_data(b": keep-alive\n\n") is None
+
+
+NAMES = st.text(alphabet='{}"\\a')
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='{}[]"\\aé,'),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(NAMES, children, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.lists(st.dictionaries(NAMES, JSON, max_size=3), max_size=4),
+    st.integers(1, 9),
+    st.sampled_from([None, 2]),
+)
+def test_a_list_is_cut_after_each_of_its_objects(values: list[dict[str, object]], size: int, indent: int | None):
+    data = json.dumps(values, indent=indent).encode()
+    splitter = ObjectSplitter()
+    cut = [piece for at in range(0, len(data), size) for piece in splitter.feed(data[at : at + size])]
+    assert [json.loads(piece.strip(b"[, \n")) for piece in cut] == values
+    assert b"".join(cut) + splitter.rest() == data

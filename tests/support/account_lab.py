@@ -69,7 +69,10 @@ class Report:
 
 @dataclass
 class AccountLab:
-    """``service`` is the seconds that an answer takes, ``wire`` those to the provider and back together."""
+    """``service`` is the seconds that an answer takes, ``wire`` those to the provider and back together.
+
+    Half of a call's ``tokens`` are its prompt's. ``believed`` is the share of those that the client counts on.
+    """
 
     limits: Limits = ACCOUNT
     buckets: Sequence[Bucket] = ()
@@ -78,6 +81,7 @@ class AccountLab:
     service: float = 0.3
     wire: float = 0.004
     tokens: float = 140.0
+    believed: float = 1.0
     stamped_late: bool = False
     now: float = 0.0
     requests: list[Request] = field(default_factory=list)
@@ -111,7 +115,10 @@ class AccountLab:
     # The way of a call
 
     def ask(self, traffic: TrafficClass) -> None:
-        request = Request(traffic, Charge(tokens=self.tokens), self.now)
+        prompt = self.tokens / 2
+        estimate = self.believed * prompt
+        charge = Charge(tokens=estimate + self.tokens - prompt, input_tokens=estimate)
+        request = Request(traffic, charge, self.now)
         self.requests.append(request)
         self.enter(request)
 
@@ -155,7 +162,7 @@ class AccountLab:
         self.in_flight -= 1
         told = self.told() if self.stamped_late else told
         self.admission.answered(ticket, told, self.now, ok=True)
-        self.admission.end(ticket, ticket.charge, self.now)
+        self.admission.end(ticket, Charge(tokens=self.tokens, input_tokens=self.tokens / 2), self.now)
         request = ticket.owner
         request.waited = self.now - request.asked_at - service
         self.decide()

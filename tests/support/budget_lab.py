@@ -10,6 +10,7 @@ from itertools import count
 from orchestra.budget.admission import Admission
 from orchestra.budget.bucket import Bucket
 from orchestra.budget.ticket import State, Ticket
+from orchestra.budget.window import DAY, Window
 from orchestra.call import Charge
 from orchestra.policies.traffic import TrafficClass
 
@@ -18,6 +19,10 @@ INTERACTIVE, BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK
 
 def per_minute(metric: str, limit: float, *, burst_seconds: float = 60.0, now: float = 0.0) -> Bucket:
     return Bucket(metric, capacity=limit / 60.0 * burst_seconds, rate=limit / 60.0, now=now)
+
+
+def per_day(metric: str, limit: float, *, now: float = 0.0) -> Window:
+    return Window(metric, capacity=limit, window=DAY, now=now, name=f"{metric}_per_day")
 
 
 def slots(number: int) -> Bucket:
@@ -45,13 +50,14 @@ class Gate:
         *,
         requests: float = 1.0,
         tokens: float = 0.0,
+        usd: float | None = None,
         hold: float | None = None,
         spent: Charge | None = None,
         decide: bool = True,
         **bounds: object,
     ) -> Ticket:
         """Let a call in. ``hold`` is how long it takes once granted, at the end of which it spent ``spent``."""
-        ticket = Ticket(Charge(requests=requests, tokens=tokens), traffic, owner=(hold, spent), **bounds)
+        ticket = Ticket(Charge(requests=requests, tokens=tokens, usd=usd), traffic, owner=(hold, spent), **bounds)
         self.admission.enqueue(ticket, self.now)
         if decide:
             self.decide()

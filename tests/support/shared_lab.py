@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from orchestra.budget.admission import Admission
-from orchestra.budget.bucket import Bucket
+from orchestra.budget.limits import open_limit
 from orchestra.budget.shared.account import Account, Reply, Request, Terms
 from orchestra.budget.shared.share import Share
 from orchestra.budget.shared.slice import SharedDimension
@@ -41,14 +41,14 @@ class Leaky:
 class Host:
     """A machine with one account and some processes. ``latency`` is how long an exchange takes.
 
-    ``limits`` are ``(capacity, rate)`` a metric.
+    ``limits`` are ``(capacity, rate)`` by name; ``(capacity, rate, seconds)`` of a window.
     """
 
-    def __init__(self, *, latency: float = 0.001, reserve: object = "auto", **limits: tuple[float, float]) -> None:
+    def __init__(self, *, latency: float = 0.001, reserve: object = "auto", **limits: tuple[float, ...]) -> None:
         self.now, self.boot, self.latency = 0.0, "boot", latency
         self.limits, self.reserve = limits, reserve
         self.account: Account | None = None
-        self.truth = {metric: Leaky(*limit) for metric, limit in limits.items() if limit[1]}
+        self.truth = {metric: Leaky(*limit) for metric, limit in limits.items() if limit[1] and len(limit) == 2}
         self.exceeded: list[tuple[float, str, float]] = []
         self.exchanges = 0
         self.processes: list[Process] = []
@@ -99,7 +99,7 @@ class Process:
     def __init__(self, host: Host, name: str, *, limits: object = None, reserve: object = None) -> None:
         self.host, self.alive, self.frozen = host, True, False
         self.share = Share(name)
-        buckets = [Bucket(m, capacity=c, rate=r) for m, (c, r) in (limits or host.limits).items()]
+        buckets = [open_limit(name, limit, host.now) for name, limit in (limits or host.limits).items()]
         reserve = host.reserve if reserve is None else reserve
         self.admission = Admission(
             self.share.propose(buckets, reserve, host.now),

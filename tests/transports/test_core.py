@@ -75,6 +75,29 @@ async def test_a_malformed_tag_is_refused_before_anything_is_sent():
     assert "bluk" in json.loads(await outcome.read())["error"]["message"]
 
 
+async def test_the_tag_may_be_a_field_of_the_body_which_is_stripped_and_counts_first():
+    recorder = Recorder()
+    tagged = {"model": "m", TAG_HEADER: "bulk; job=nightly", "messages": []}
+    with interactive(timeout=7):
+        await ask(recorder, headers={TAG_HEADER: "interactive"}, body=json.dumps(tagged).encode())
+    (call,) = recorder.calls
+    assert (call.traffic, call.job, call.expires_at) == (TrafficClass.BULK, "nightly", None)
+    assert call.payload == {"model": "m", "messages": []}
+    assert isinstance(call.body, bytes)
+    assert json.loads(call.body) == call.payload
+    assert call.headers == ()
+
+
+@pytest.mark.parametrize("tag", ["", "bluk", "bulk; deadline=soon", "bulk; jobs=x", 7, {"class": "bulk"}])
+async def test_a_tag_that_cannot_be_meant_says_how_it_is_written(tag: Any):
+    recorder = Recorder()
+    outcome = await ask(recorder, body=json.dumps({"model": "m", TAG_HEADER: tag}).encode())
+    told = json.loads(await outcome.read())["error"]
+    assert (outcome.status, recorder.calls, told["param"]) == (400, [], TAG_HEADER)
+    assert "bulk" in told["message"]
+    assert "job=nightly" in told["message"]
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"[1]", b"{", b"--boundary\r\n", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000]
 )

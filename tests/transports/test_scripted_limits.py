@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 
 import httpx2
 import pytest
@@ -157,6 +157,17 @@ async def test_a_message_in_anthropics_form():
         assert second.status_code == 429
         assert second.json()["error"]["type"] == "rate_limit_error"
         assert float(second.headers["retry-after"]) == pytest.approx(60, abs=1)
+
+
+async def test_a_refusal_in_anthropics_form_says_when_in_its_own_headers():
+    limits = Limits(input_tokens_per_minute=10, headers="retry-after", hint="iso")
+    async with ScriptedProvider(limits=limits) as provider:
+        url = f"{provider.origin}/v1/messages"
+        refused = [await ask(url) for _ in range(2)][1]
+        assert refused.status_code == 429
+        assert refused.headers["anthropic-ratelimit-input-tokens-remaining"] == "0"
+        reset = datetime.fromisoformat(refused.headers["anthropic-ratelimit-input-tokens-reset"])
+        assert 0 < (reset - datetime.now(UTC)).total_seconds() < 60
 
 
 async def test_a_stream_in_anthropics_form():

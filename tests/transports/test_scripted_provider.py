@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import subprocess
 import sys
+import time
 
 import httpx2
 import pytest
+from batch_lab import CHAT as CHAT_PATH
+from batch_lab import jsonl, line
 from dispatch_lab import eventually
 
 from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript
@@ -48,6 +52,7 @@ async def test_a_stream_follows_its_script():
         ("milliseconds", "retry-after-ms"),
         ("date", "retry-after"),
         ("reset", "x-ratelimit-reset-requests"),
+        ("iso", "x-ratelimit-reset-requests"),
     ],
 )
 async def test_limits_are_enforced_and_told(hint: str, header: str):
@@ -80,6 +85,66 @@ async def test_killed_it_drops_everything_and_comes_back_on_the_same_port():
         await provider.restart()
         assert (await ask(provider)).status_code == 200
         assert provider.base_url == url
+
+
+async def test_a_body_may_be_cut_short():
+    async with ScriptedProvider([Reply(cut_after=20)]) as provider:
+        with pytest.raises(httpx2.RemoteProtocolError, match="20 bytes"):
+            await ask(provider)
+        assert not provider.log[0].completed
+        assert (await ask(provider)).status_code == 200
+
+
+async def test_keys_open_accounts():
+    async with ScriptedProvider(accounts={"good": "one"}) as provider:
+        assert (await ask(provider)).json()["error"]["code"] == "invalid_api_key"
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            for header in ({"authorization": "Bearer good"}, {"api-key": "good"}, {"x-api-key": "good"}):
+                answer = await client.post(f"{provider.base_url}/chat/completions", json=CHAT, headers=header)
+                assert answer.status_code == 200
+            refused = await client.post(f"{provider.origin}/v1/messages", json=CHAT)
+            assert refused.json()["error"]["type"] == "authentication_error"
+
+
+async def test_single_routes_have_scripts_of_their_own():
+    routes = {"POST */chat/*": [Reply.error(503)], "GET /v1/models": [Reply.error(404)]}
+    async with ScriptedProvider([Reply.error(500)], routes=routes) as provider:
+        assert [(await ask(provider)).status_code for _ in range(3)] == [503, 500, 200]
+
+
+async def test_every_hit_tells_its_connection_query_and_hash():
+    async with ScriptedProvider() as provider, httpx2.AsyncClient(trust_env=False) as client:
+        for _ in range(2):
+            await client.get(f"{provider.base_url}/models", params={"a": "b"})
+        await ask(provider)
+        first, second, other = provider.log
+        assert first.connection == second.connection != other.connection
+        assert (first.query, first.size) == ({"a": "b"}, 0)
+        assert other.body_hash == hashlib.sha256(other.body).hexdigest()
+
+
+def test_it_serves_batches_from_a_process_of_its_own():
+    options = ["--batch-seconds", "0.02", "--batch-end", "expired", "--batch-answered", "0.5", "--key", "k=mine"]
+    command = [sys.executable, "-m", "orchestra.testing", "--echo", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["base_url"]
+            with httpx2.Client(base_url=url, trust_env=False, headers={"authorization": "Bearer k"}) as client:
+                answer = client.post("/chat/completions", json=CHAT)
+                assert answer.json()["choices"][0]["message"]["content"] == "hi"
+                one, two = (line(custom_id) for custom_id in "ab")
+                file = client.post("/files", data={"purpose": "batch"}, files={"file": ("f", jsonl([one, two]))})
+                asked = {"input_file_id": file.json()["id"], "endpoint": CHAT_PATH, "completion_window": "24h"}
+                batch = client.post("/batches", json=asked).json()
+                for _ in range(200):
+                    if batch["status"] == "expired":
+                        break
+                    time.sleep(0.005)
+                    batch = client.get(f"/batches/{batch['id']}").json()
+                assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+        finally:
+            process.kill()
 
 
 def test_it_serves_from_a_process_of_its_own():

@@ -5,26 +5,33 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+from collections.abc import AsyncIterator
 
 import pytest
 from dispatch_lab import eventually
 
-from orchestra import wire as wire_module
 from orchestra.errors import ConnectionFailed, InputError
 from orchestra.testing import Reply, ScriptedProvider, StreamScript
-from orchestra.wire import HttpWire, WireResponse
+from orchestra.wire import HttpWire, WireResponse, httpx2_
 
 BOUNDS = {"connect_timeout": 2.0, "read_timeout": 2.0}
+
+
+@pytest.fixture(params=["aiohttp", "httpx2"])
+async def wire(request: pytest.FixtureRequest) -> AsyncIterator[HttpWire]:
+    """The wire on either library, closed in the end."""
+    wire = HttpWire(request.param)
+    yield wire
+    await wire.aclose()
 
 
 async def whole(response: WireResponse) -> bytes:
     return b"".join([chunk async for chunk in response.body])
 
 
-async def test_a_compressed_body_is_decoded_once_and_its_headers_say_so():
+async def test_a_compressed_body_is_decoded_once_and_its_headers_say_so(wire: HttpWire):
     packed = Reply(headers={"content-encoding": "gzip", "x-kept": "1"}, body=gzip.compress(b"hello" * 100))
     async with ScriptedProvider([packed]) as provider:
-        wire = HttpWire()
         response = await wire.send("GET", provider.base_url, (("accept-encoding", "br"),), b"", **BOUNDS)
         headers = dict(response.headers)
         assert await whole(response) == b"hello" * 100
@@ -32,38 +39,31 @@ async def test_a_compressed_body_is_decoded_once_and_its_headers_say_so():
         assert "content-length" not in headers
         assert headers["x-kept"] == "1"
         assert "gzip" in provider.log[0].headers["accept-encoding"]
-        await wire.aclose()
 
 
-async def test_an_encoding_that_was_not_offered_is_left_alone():
+async def test_an_encoding_that_was_not_offered_is_left_alone(wire: HttpWire):
     packed = Reply(headers={"content-encoding": "rot13"}, body=b"uryyb")
     async with ScriptedProvider([packed]) as provider:
-        wire = HttpWire()
         response = await wire.send("GET", provider.base_url, (), b"", **BOUNDS)
         assert dict(response.headers)["content-encoding"] == "rot13"
         assert await whole(response) == b"uryyb"
-        await wire.aclose()
 
 
-async def test_redirects_are_not_followed_and_cookies_not_kept():
+async def test_redirects_are_not_followed_and_cookies_not_kept(wire: HttpWire):
     moved = Reply(307, {"location": "/elsewhere", "set-cookie": "a=b"}, b"")
     async with ScriptedProvider([moved]) as provider:
-        wire = HttpWire()
         response = await wire.send("GET", provider.base_url, (), b"", **BOUNDS)
         assert (response.status, dict(response.headers)["set-cookie"]) == (307, "a=b")
         await response.aclose()
         await (await wire.send("GET", provider.base_url, (), b"", **BOUNDS)).aclose()
         assert "cookie" not in provider.log[1].headers
-        await wire.aclose()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/", "http://nobody.invalid/"])
-async def test_what_never_left_us_is_told_apart(url: str):
-    wire = HttpWire()
+async def test_what_never_left_us_is_told_apart(wire: HttpWire, url: str):
     with pytest.raises(ConnectionFailed) as caught:
         await wire.send("GET", url, (), b"", **BOUNDS)
     assert not caught.value.sent
-    await wire.aclose()
 
 
 @pytest.mark.parametrize(
@@ -76,29 +76,26 @@ async def test_what_never_left_us_is_told_apart(url: str):
         ("", (("x evil", "top-secret"),)),
     ],
 )
-async def test_what_cannot_be_sent_is_the_callers_fault(url: str, headers: tuple[tuple[str, str], ...]):
+async def test_what_cannot_be_sent_is_the_callers_fault(
+    wire: HttpWire, url: str, headers: tuple[tuple[str, str], ...]
+):
     async with ScriptedProvider() as provider:
-        wire = HttpWire()
         with pytest.raises(InputError) as caught:
             await wire.send("GET", url or provider.base_url, headers, b"", **BOUNDS)
         assert "top-secret" not in repr(caught.value)
         assert provider.log == []
-        await wire.aclose()
 
 
 @pytest.mark.parametrize("fault", [Reply(drop=True), Reply(delay=5)])
-async def test_what_may_have_arrived_is_told_apart(fault: Reply):
+async def test_what_may_have_arrived_is_told_apart(wire: HttpWire, fault: Reply):
     async with ScriptedProvider([fault]) as provider:
-        wire = HttpWire()
         with pytest.raises(ConnectionFailed) as caught:
             await wire.send("POST", provider.base_url, (), b"{}", connect_timeout=2, read_timeout=0.1)
         assert caught.value.sent
-        await wire.aclose()
 
 
-async def test_hundreds_at_once_need_no_pool_timeout():
+async def test_hundreds_at_once_need_no_pool_timeout(wire: HttpWire):
     async with ScriptedProvider(service_time=0.1) as provider:
-        wire = HttpWire()
 
         async def one() -> int:
             response = await wire.send("GET", provider.base_url, (), b"", connect_timeout=30, read_timeout=30)
@@ -107,12 +104,10 @@ async def test_hundreds_at_once_need_no_pool_timeout():
 
         assert await asyncio.gather(*(one() for _ in range(200))) == [200] * 200
         assert provider.peak > 100
-        await wire.aclose()
 
 
-async def test_it_may_be_closed_twice_and_used_again():
+async def test_it_may_be_closed_twice_and_used_again(wire: HttpWire):
     async with ScriptedProvider() as provider:
-        wire = HttpWire()
         for _ in range(2):
             await whole(await wire.send("GET", provider.base_url, (), b"", **BOUNDS))
             await wire.aclose()
@@ -120,25 +115,28 @@ async def test_it_may_be_closed_twice_and_used_again():
 
 
 async def test_many_requests_are_spread_over_clients_and_idle_clients_closed(monkeypatch: pytest.MonkeyPatch):
-    pool = wire_module._Pool(lambda _: None)
+    pool = httpx2_._Pool()
     slots = [await pool.take() for _ in range(40)]
     clients = list(dict.fromkeys(slot.client for slot in slots))
     assert len(clients) == 3
     for slot in slots[1:]:
-        slot.release()
-        slot.release()
-    assert (await pool.take()).client is clients[0]
-    monkeypatch.setattr(wire_module, "_KEEP_ALIVE", -1.0)
-    assert (await pool.take()).client is clients[0]
+        await slot.release()
+        await slot.release()
+    busy = [slots[0], await pool.take()]
+    monkeypatch.setattr(httpx2_, "KEEP_ALIVE", -1.0)
+    busy.append(await pool.take())
+    assert {slot.client for slot in busy} == {clients[0]}
     assert [client.is_closed for client in clients] == [False, True, True]
-    await pool.aclose()
+    await pool.retire()
+    assert not clients[0].is_closed, "what is under way comes to its end first"
+    for slot in busy:
+        await slot.release()
     assert clients[0].is_closed
 
 
-async def test_every_request_gives_its_room_back():
+async def test_every_request_gives_its_room_back(wire: HttpWire):
     replies = [Reply(drop=True), Reply(status=503), Reply(), Reply(delay=5)]
     async with ScriptedProvider(replies) as provider:
-        wire = HttpWire()
         with pytest.raises(ConnectionFailed):
             await wire.send("GET", provider.base_url, (), b"", **BOUNDS)
         with pytest.raises(ConnectionFailed):
@@ -149,15 +147,12 @@ async def test_every_request_gives_its_room_back():
         await eventually(lambda: len(provider.log) == 4)
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
-        (pool,) = wire._pools.values()
-        assert [shard.busy for shard in pool._shards] == [0]
-        await wire.aclose()
+        assert wire.busy() == 0
 
 
-async def test_collecting_what_was_closed_does_not_touch_what_was_opened_since():
+async def test_collecting_what_was_closed_does_not_touch_what_was_opened_since(wire: HttpWire):
     slow = Reply(stream=StreamScript(chunks=["x"] * 10, gap=0.01))
     async with ScriptedProvider(default=slow) as provider:
-        wire = HttpWire()
         await whole(await wire.send("GET", provider.base_url, (), b"", **BOUNDS))
         await wire.aclose()
         url = provider.base_url + "/chat/completions"
@@ -167,4 +162,3 @@ async def test_collecting_what_was_closed_does_not_touch_what_was_opened_since()
             body += chunk
             gc.collect()  # the closed pool is a cycle, which the loop finishes when it is found
         assert body.endswith(b"[DONE]\n\n")
-        await wire.aclose()

@@ -20,24 +20,28 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from orchestra.budget.bucket import Bucket, Metric
 from orchestra.budget.dimension import Dimension
+from orchestra.budget.limits import describe_limit, open_limit
+from orchestra.budget.window import Past, Window
 
 __all__ = ["LEASE_SECONDS", "Account", "Amounts", "Holder", "Reply", "Request", "Terms"]
 
 LEASE_SECONDS = 3.0
 """How long a process holds its slice after its last exchange. One that died has lost it after that."""
 
-Amounts = dict[Metric, float]
+Amounts = dict[str, float]
+"""How much of each dimension, by its name."""
 
-_SLACK_SECONDS = 1e-6
+State = tuple[float, float, float | None, Past | None]
+"""Of a dimension: what is used of it, what its reserve had come to (two numbers), and a window's past."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The limits of an account, ``(capacity, rate)`` a metric, and its interactive reserve."""
+    """The limits of an account by name, each ``(capacity, rate)`` or, of a window, ``(capacity, rate, seconds)``,
+    and its interactive reserve."""
 
-    limits: Mapping[Metric, tuple[float, float]]
+    limits: Mapping[str, tuple[float, ...]]
     reserve: Literal["auto"] | float
 
 
@@ -45,12 +49,12 @@ class Terms:
 class Request:
     """What a process tells and asks in one exchange. Amounts left out are zero.
 
-    ``kept`` is what it holds and goes on holding, of slots those in use included (``busy_slots``); ``believed`` is
-    what it held after the exchange before. ``spent`` and ``refunded`` are since then. ``want`` is what the call
-    whose turn it is lacks, all or nothing, and ``has`` what of ``kept`` is for it; ``next_turn`` if it is another
-    call than before. ``more`` and ``more_bulk`` are what else it could use, for interactive
-    and for bulk calls. ``asked`` is what interactive calls have asked for since the exchange before, and
-    ``interactive`` is how many wait or are under way.
+    ``kept`` is what it holds and goes on holding, of stocks and windows what calls under way hold (``pinned``)
+    included; ``believed`` is what it held after the exchange before. ``spent`` and ``refunded`` are since then.
+    ``want`` is what the call whose turn it is lacks, all or nothing, and ``has`` what of ``kept`` is for it;
+    ``next_turn`` if it is another call than before. ``more`` and ``more_bulk`` are what else it could use, for
+    interactive and for bulk calls. ``asked`` is what interactive calls have asked for since the exchange before,
+    and ``interactive`` is how many wait or are under way.
 
     ``assert_terms``: these terms are new and replace the account's.
     """
@@ -62,7 +66,7 @@ class Request:
     kept: Amounts = field(default_factory=dict)
     spent: Amounts = field(default_factory=dict)
     refunded: Amounts = field(default_factory=dict)
-    busy_slots: float = 0.0
+    pinned: Amounts = field(default_factory=dict)
     want: Amounts = field(default_factory=dict)
     has: Amounts = field(default_factory=dict)
     urgent: bool = False
@@ -79,6 +83,7 @@ class Reply:
 
     ``held`` is what the process now holds, until ``expires_at``. ``retry_in`` says in how many seconds what it
     wants will be there if nothing else happens: zero if it got it, infinity where only others can tell.
+    ``never_in``: in how many it cannot be there whatever happens, by the limit that says so.
     ``yield_bulk``: calls of another process wait whose turn it is, so bulk goes no further on what is held.
     ``cramped``: one waits for so much that everybody must give back what is not in use.
     """
@@ -90,6 +95,7 @@ class Reply:
     processes: int
     yield_bulk: bool = False
     cramped: bool = False
+    never_in: Amounts = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -117,7 +123,7 @@ class Account:
         self.boot = boot
         self.at = now
         self.holders: dict[str, Holder] = {}
-        self.dimensions: dict[Metric, Dimension] = {}
+        self.dimensions: dict[str, Dimension] = {}
         self._set_terms(terms, now)
 
     def exchange(self, request: Request, *, boot: str, now: float) -> Reply:
@@ -137,6 +143,7 @@ class Account:
             processes=len(self.holders),
             yield_bulk=not (request.want and not holder.want) and self._others_press(request.holder, now),
             cramped=self._is_cramped(request.holder, now),
+            never_in=self._never_in(holder, now),
         )
         if not holder.want and not any(holder.held.values()):
             del self.holders[request.holder]
@@ -146,7 +153,7 @@ class Account:
         """Let time pass until ``now`` of the time base ``boot``, and return the instant that it is then."""
         if boot != self.boot:
             terms, holders = self.terms, self.holders
-            states = {metric: self._state(metric, self.at) for metric in self.dimensions}
+            states = {name: self._state(name, self.at) for name in self.dimensions}
             self.boot, self.at, self.holders = boot, now, {}
             self._restore(terms, states, now)
             for holder in holders.values():
@@ -158,11 +165,11 @@ class Account:
                 self._write_off(holder, now)
         return now
 
-    def available(self, metric: Metric, now: float) -> float:
+    def available(self, metric: str, now: float) -> float:
         """Return how much is neither held nor spent; below zero in debt."""
         return self.dimensions[metric].bucket.available(now) - self.held(metric)
 
-    def held(self, metric: Metric) -> float:
+    def held(self, metric: str) -> float:
         """Return how much all processes hold together."""
         return sum(holder.held.get(metric, 0.0) for holder in self.holders.values())
 
@@ -172,7 +179,7 @@ class Account:
             "processes": len(self.holders),
             "dimensions": {
                 metric: {
-                    "limit": dimension.bucket.rate * 60.0 or dimension.bucket.capacity,
+                    **describe_limit(dimension.bucket),
                     "capacity": dimension.bucket.capacity,
                     "available": self.available(metric, now),
                     "used": dimension.bucket.used(now) + self.held(metric),
@@ -194,7 +201,7 @@ class Account:
             kept = request.kept.get(metric, 0.0)
             if lost:  # what it held has been written off as spent already
                 spent = max(0.0, spent - request.believed.get(metric, 0.0))
-                kept = 0.0 if bucket.rate else request.busy_slots
+                kept = 0.0 if bucket.rate else request.pinned.get(metric, 0.0)
             # In this order: a refund of what has refilled meanwhile is worth nothing.
             bucket.settle(request.refunded.get(metric, 0.0), 0.0, now)
             bucket.settle(0.0, spent, now)
@@ -229,14 +236,21 @@ class Account:
         for metric in holder.want:
             bucket = self.dimensions[metric].bucket
             needed = self._needed(metric, holder, now) + self._wanted(metric, before=name)
-            lacking = needed - self.available(metric, now)
-            if lacking > bucket.rate * _SLACK_SECONDS + 1e-9:
-                wait = max(wait, lacking / bucket.rate if bucket.rate else math.inf)
+            wait = max(wait, bucket.time_to_fill(needed - self.available(metric, now), now))
         if not wait:
             for metric, amount in holder.want.items():
                 holder.held[metric] += amount
             holder.want, holder.has = {}, {}
         return wait
+
+    def _never_in(self, holder: Holder, now: float) -> Amounts:
+        """Return for how long a window keeps out what is urgently wanted, even if all gave back what they hold."""
+        waits = {}
+        for metric, want in holder.want.items() if holder.urgent else ():
+            bucket = self.dimensions[metric].bucket
+            if bucket.window:
+                waits[metric] = bucket.least_wait(want + holder.has.get(metric, 0.0), now)
+        return {metric: wait for metric, wait in waits.items() if 0 < wait < math.inf}
 
     def _grant_more(self, request: Request, now: float) -> None:
         """Give of what is left over, up to an equal share of it for each process."""
@@ -255,7 +269,7 @@ class Account:
                 if amount > 0:
                     holder.held[metric] += amount
 
-    def _needed(self, metric: Metric, holder: Holder, now: float) -> float:
+    def _needed(self, metric: str, holder: Holder, now: float) -> float:
         """Return how much must be available for a process to get what it wants.
 
         A call of more than there can be waits until all is there, and goes into debt.
@@ -265,7 +279,7 @@ class Account:
         most = bucket.capacity - holder.has.get(metric, 0.0)
         return min(amount + floor, most) if bucket.rate or amount <= most else amount + floor
 
-    def _wanted(self, metric: Metric, *, before: str | None = None, urgent: bool = False) -> float:
+    def _wanted(self, metric: str, *, before: str | None = None, urgent: bool = False) -> float:
         """Return what processes wait for: all, the ``urgent``, or those whose turn comes ``before`` one's."""
         turn = _turn(before, self.holders[before]) if before is not None else (not urgent, math.inf, "")
         return sum(
@@ -301,7 +315,7 @@ class Account:
                 bucket, needed = self.dimensions[metric].bucket, self._needed(metric, holder, now)
                 if bucket.rate and needed > bucket.capacity - self.held(metric):
                     return True
-                if not bucket.rate and holder.urgent and needed > self.available(metric, now):
+                if (bucket.window or not bucket.rate) and holder.urgent and needed > self.available(metric, now):
                     return True
         return False
 
@@ -312,30 +326,33 @@ class Account:
     # Its limits
 
     def _set_terms(self, terms: Terms, now: float) -> None:
-        states = {metric: self._state(metric, now) for metric in self.dimensions}
-        resized = {}
-        for metric, (capacity, rate) in terms.limits.items():
-            if metric in states:
-                bucket = self.dimensions[metric].bucket
-                bucket.resize(capacity, rate, now)
-                resized[metric] = self._state(metric, now)
-        self._restore(terms, resized, now)
+        states = {}
+        for name, limit in terms.limits.items():
+            if name in self.dimensions:
+                self.dimensions[name].change(open_limit(name, limit, now), now)
+                states[name] = self._state(name, now)
+        self._restore(terms, states, now)
         for holder in self.holders.values():
-            holder.held = {metric: holder.held.get(metric, 0.0) for metric in terms.limits}
-            holder.want = {metric: amount for metric, amount in holder.want.items() if metric in terms.limits}
+            holder.held = {name: holder.held.get(name, 0.0) for name in terms.limits}
+            holder.want = {name: amount for name, amount in holder.want.items() if name in terms.limits}
 
-    def _state(self, metric: Metric, now: float) -> tuple[float, float, float]:
-        dimension = self.dimensions[metric]
-        return dimension.bucket.used(now), dimension.depth(now), dimension.reserve.share(now)
+    def _state(self, name: str, now: float) -> State:
+        dimension = self.dimensions[name]
+        bucket = dimension.bucket
+        past = bucket.past(now) if isinstance(bucket, Window) else None
+        return bucket.used(now), dimension.depth(now), dimension.reserve.share(now), past
 
-    def _restore(self, terms: Terms, states: Mapping[Metric, tuple[float, float, float]], now: float) -> None:
+    def _restore(self, terms: Terms, states: Mapping[str, State], now: float) -> None:
         self.terms = terms
         self.dimensions = {}
-        for metric, (capacity, rate) in terms.limits.items():
-            used, depth, level = states.get(metric, (0.0, 0.0, None))
-            bucket = Bucket(metric, capacity=capacity, rate=rate, now=now)
-            bucket.settle(0.0, used, now)
-            self.dimensions[metric] = Dimension(bucket, terms.reserve, now, depth=depth, level=level)
+        for name, limit in terms.limits.items():
+            used, depth, level, past = states.get(name, (0.0, 0.0, None, None))
+            bucket = open_limit(name, limit, now)
+            if isinstance(bucket, Window) and past is not None:
+                bucket.restore(past, now)
+            else:
+                bucket.settle(0.0, used, now)
+            self.dimensions[name] = Dimension(bucket, terms.reserve, now, depth=depth, level=level)
 
     # As text
 
@@ -347,7 +364,7 @@ class Account:
                 "at": self.at,
                 "reserve": self.terms.reserve,
                 "limits": self.terms.limits,
-                "states": {metric: self._state(metric, self.at) for metric in self.dimensions},
+                "states": {name: self._state(name, self.at) for name in self.dimensions},
                 "holders": {name: asdict(holder) for name, holder in self.holders.items()},
             },
             separators=(",", ":"),
@@ -358,12 +375,14 @@ class Account:
         """Return the account that `dumps` wrote. Raises ValueError where the text is none."""
         try:
             data: dict[str, Any] = json.loads(text)
-            limits = {
-                metric: (float(capacity), float(rate)) for metric, (capacity, rate) in data["limits"].items()
-            }
+            limits = {name: tuple(map(float, limit)) for name, limit in data["limits"].items()}
             terms = Terms(limits, data["reserve"])
             account = cls(terms, boot=data["boot"], now=float(data["at"]))
-            account._restore(terms, {metric: tuple(state) for metric, state in data["states"].items()}, account.at)
+            states = {
+                name: (used, depth, level, *(past or [None]))
+                for name, (used, depth, level, *past) in data["states"].items()
+            }
+            account._restore(terms, states, account.at)
             account.holders = {name: Holder(**holder) for name, holder in data["holders"].items()}
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the state of an account: {error!r}") from None

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestra.budget.admission import Admission
-from orchestra.budget.bucket import Bucket, Metric
+from orchestra.budget.bucket import Bucket
+from orchestra.budget.limits import open_limit, terms_of
 from orchestra.budget.shared.account import Amounts, Reply, Request, Terms
 from orchestra.budget.shared.slice import Slice
 from orchestra.budget.ticket import Ticket
@@ -62,16 +63,16 @@ class Share:
 
     def __init__(self, holder: str) -> None:
         self.holder = holder
-        self.slices: dict[Metric, Slice] = {}
+        self.slices: dict[str, Slice] = {}
         self.next_at = math.inf
         self.earliest = -math.inf
         self.processes = 0
         self.woken = False
         self._terms: Terms | None = None
         self._assert_terms = False
-        self._demand: dict[Metric, tuple[_Demand, _Demand]] = {}
-        self._targets: dict[Metric, tuple[float, float]] = {}
-        self._told: dict[Metric, tuple[float, float]] = {}
+        self._demand: dict[str, tuple[_Demand, _Demand]] = {}
+        self._targets: dict[str, tuple[float, float]] = {}
+        self._told: dict[str, tuple[float, float]] = {}
         self._given: Amounts = {}
         self._asked_for: Ticket | None = None
         self._yields = self._cramped = False
@@ -80,7 +81,7 @@ class Share:
 
     def propose(self, buckets: Iterable[Bucket], reserve: Literal["auto"] | float, now: float) -> list[Slice]:
         """Take limits from the settings, for the account to take on. Return the slices of them."""
-        limits = {bucket.metric: (bucket.capacity, bucket.rate) for bucket in buckets}
+        limits = {bucket.name: terms_of(bucket) for bucket in buckets}
         self._terms = Terms(limits, reserve)
         self._assert_terms = True
         self.next_at = now
@@ -96,9 +97,9 @@ class Share:
                 return True
         idle = self.next_at == math.inf
         for slice in self.slices.values():
-            if slice.held - (slice.spent if slice.rate else slice.reserved) < slice.low:
+            if slice.held - slice.spent - slice.pinned < slice.low:
                 return True
-            if self._yields and not slice.rate and slice.held - slice.reserved >= 1:
+            if self._yields and not slice.rate and slice.stock >= 1:
                 return True
             if (slice.refunded and wait is not None) or (idle and (slice.refunded or slice.spent)):
                 return True
@@ -121,10 +122,10 @@ class Share:
         urgent = head is not None and head.traffic is TrafficClass.INTERACTIVE
         waiting = admission.interactive.waiting, admission.bulk.waiting
         amounts: dict[str, Amounts] = {
-            name: {} for name in ("kept", "believed", "want", "has", "more", "more_bulk")
+            name: {} for name in ("kept", "pinned", "believed", "want", "has", "more", "more_bulk")
         }
         for dimension in admission.dimensions:
-            metric = dimension.metric
+            metric = dimension.name
             if (slice := self._limiting(metric)) is None:
                 continue
             amount = 0.0 if head is None else dimension.amount(head.charge)
@@ -138,7 +139,8 @@ class Share:
             slice.held -= give
             self._given[metric] = give
             stock = max(0.0, slice.stock)  # a debt goes over to the account
-            amounts["kept"][metric] = stock if slice.rate else slice.held
+            amounts["kept"][metric] = stock + slice.pinned
+            amounts["pinned"][metric] = slice.pinned
             wanted = want = 0.0
             if amount > 0:
                 wanted = amount + (0.0 if urgent else kept_back + self._quantum(slice, amount))
@@ -149,14 +151,12 @@ class Share:
             amounts["more"][metric] = max(0.0, need - rest)
             amounts["more_bulk"][metric] = max(0.0, need_bulk - max(0.0, rest - need))
         next_turn, self._asked_for = head is not self._asked_for, head
-        slots = self.slices["concurrency"]
         return Request(
             holder=self.holder,
             terms=self._terms,
             assert_terms=self._assert_terms,
             spent={metric: slice.spent for metric, slice in self.slices.items() if slice.spent},
             refunded={metric: slice.refunded for metric, slice in self.slices.items() if slice.refunded},
-            busy_slots=slots.reserved,
             urgent=urgent,
             next_turn=next_turn,
             asked={metric: asked for metric, (asked, _) in self._told.items()},
@@ -176,6 +176,13 @@ class Share:
         self._yields, self._cramped, self.processes = reply.yield_bulk, reply.cramped, reply.processes
         for metric, slice in self.slices.items():
             slice.held = reply.held.get(metric, 0.0)
+            if slice.window and slice.held < request.kept.get(metric, 0.0) - 1e-9:
+                slice.write_off()
+            never_in = reply.never_in.get(metric)
+            if never_in is None:
+                slice.barred = (-math.inf, math.inf)
+            else:
+                slice.barred = (now + never_in, request.want[metric] + request.has[metric] - 1e-9)
             slice.valid_until = reply.expires_at - _EXPIRY_MARGIN
             target, target_bulk = self._targets.get(metric, (0.0, 0.0))
             slice.kept_back = math.inf if reply.yield_bulk else target
@@ -233,7 +240,7 @@ class Share:
                 self._active_at[index] = now
 
     def _needs(
-        self, metric: Metric, amount: float, waiting: tuple[int, int], urgent: bool, now: float
+        self, metric: str, amount: float, waiting: tuple[int, int], urgent: bool, now: float
     ) -> tuple[float, float]:
         """Return what interactive and what bulk calls need of a metric, and note the standing part of it."""
         slice = self.slices[metric]
@@ -257,7 +264,7 @@ class Share:
 
     def _quantum(self, slice: Slice, amount: float) -> float:
         """Return what bulk takes at its turn beyond one call: with equal quanta the processes get equal shares."""
-        quantum = self._targets[slice.metric][1] if slice.rate and self.processes > 1 else 0.0
+        quantum = self._targets[slice.name][1] if slice.rate and self.processes > 1 else 0.0
         return quantum if amount + quantum <= 0.5 * slice.capacity else 0.0
 
     def _give(self, slice: Slice, keep: float) -> float:
@@ -269,7 +276,7 @@ class Share:
 
     # Its slices
 
-    def _limiting(self, metric: Metric) -> Slice | None:
+    def _limiting(self, metric: str) -> Slice | None:
         slice = self.slices.get(metric)
         return slice if slice is not None and slice.capacity < math.inf else None
 
@@ -278,12 +285,14 @@ class Share:
         limits = dict(self._terms.limits) if self._terms is not None else {}
         limits.setdefault("concurrency", (math.inf, 0.0))
         slices = {}
-        for metric, (capacity, rate) in limits.items():
-            slice = self.slices.get(metric)
+        for name, limit in limits.items():
+            slice = self.slices.get(name)
+            whole = open_limit(name, limit, now)
+            capacity, rate, window = whole.capacity, whole.rate, whole.window
             if slice is None:
-                slice = Slice(metric, capacity=capacity, rate=rate, now=now)
+                slice = Slice(whole.metric, capacity=capacity, rate=rate, window=window, now=now, name=name)
             else:
-                slice.resize(capacity, rate, now)
-            slices[metric] = slice
+                slice.reshape(capacity, rate, window, now)
+            slices[name] = slice
         self.slices = slices
         return [*slices.values()]

@@ -26,7 +26,10 @@ __all__ = ["SqliteStore", "boot_id"]
 APPLICATION_ID: Final = 0x4F726362
 """Marks the file as ours ("Orcb")."""
 
-MIGRATIONS: Final = (("CREATE TABLE accounts (name TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",),)
+MIGRATIONS: Final = (
+    ("CREATE TABLE accounts (name TEXT PRIMARY KEY, state TEXT NOT NULL) WITHOUT ROWID",),
+    (),  # states may hold windows since; those without are read as they were
+)
 
 _BUSY_SECONDS = 2.0
 

@@ -1,0 +1,205 @@
+"""A late first attempt, a second one beside it, and what becomes of both."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from dispatch_lab import Lab, chat, config_for, eventually, running, text_of
+
+from orchestra.policies.traffic import TrafficClass
+from orchestra.testing import Reply, ScriptedProvider, StreamScript
+
+LATE = Reply(delay=3.0)
+PRICES = [{"models": ["*"], "input": 1000.0, "output": 1000.0}]
+
+
+def hedged(providers: Any, *, share: float = 0.5, limits: dict[str, Any] | None = None) -> dict[str, Any]:
+    config = config_for(providers, traffic={"hedge_share": share, "interactive_reserve": 0.0})
+    for one in config["providers"].values():
+        one |= {"prices": PRICES, "limits": [limits] if limits else []}
+    return config
+
+
+def learn(lab: Lab, *, stream: bool = False, usual: float = 0.15, calls: int = 6) -> None:
+    """Let the lab have seen calls whose answers took as long as that."""
+    hedger = lab.dispatcher._hedger
+    assert hedger is not None
+    for _ in range(calls):
+        hedger._hedging.enter()
+        hedger._hedging.observe(("one/one-model", stream), usual)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_second_answer_counts_where_the_first_is_late(stream: bool):
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab, stream=stream)
+        provider.script.append(LATE)
+        started = time.monotonic()
+        outcome = await lab.dispatcher.send(chat(stream=stream))
+        assert await text_of(outcome) == "Hello, world."
+        assert time.monotonic() - started < 1.0
+        await eventually(lambda: lab.in_flight() == 0)
+        late, second = provider.log[-2:]
+        await eventually(lambda: late.answered_at is None and not late.completed)
+        assert second.completed
+        await eventually(lambda: [one.reason for one in lab.events if one.kind == "interrupted"] == ["outrun"])
+        (told,) = [one for one in lab.events if one.kind == "hedged"]
+        assert (told.attempt, told.route, told.from_route) == (2, "one/one-model", "one/one-model")
+        assert told.duration is not None
+        assert [one.attempt for one in lab.events if one.kind == "sent"] == [1, 2]
+        assert [one.attempt for one in lab.events if one.kind == "settled"] == [2]
+
+
+async def test_both_are_charged():
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        provider.script.append(LATE)
+        await text_of(await lab.dispatcher.send(chat(max_tokens=50)))
+        await eventually(lambda: lab.in_flight() == 0)
+        (pool,) = lab.budget.snapshot()
+    spent = pool["spent"]
+    (settled,) = [one for one in lab.events if one.kind == "settled"]
+    (given_up,) = [one for one in lab.events if one.kind == "interrupted"]
+    assert spent["requests"] == 2
+    assert settled.usd is not None
+    assert given_up.estimated_usd is not None
+    assert spent["usd"] == pytest.approx(settled.usd + given_up.estimated_usd)
+
+
+async def test_the_first_still_counts_where_it_comes_before_the_second():
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        provider.script.extend([Reply(delay=0.4), LATE])
+        started = time.monotonic()
+        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
+        assert time.monotonic() - started < 1.0
+        await eventually(lambda: lab.in_flight() == 0)
+        assert [one.attempt for one in lab.events if one.kind == "settled"] == [1]
+        assert [one.attempt for one in lab.events if one.kind == "interrupted"] == [2]
+
+
+@pytest.mark.parametrize("second", [Reply.error(500), Reply.error(429), Reply(drop=True), Reply.error(400)])
+async def test_a_second_attempt_that_fails_changes_nothing(second: Reply):
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        provider.script.extend([Reply(delay=0.4), second])
+        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
+        assert lab.kinds().count("sent") == 2
+        assert "retried" not in lab.kinds()
+
+
+async def test_a_first_attempt_that_fails_late_leaves_the_second_its_chance():
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        broken = Reply(500, body={"error": {"message": "x"}}, delay=0.3)
+        provider.script.extend([broken, Reply(delay=0.6)])
+        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
+        assert "retried" not in lab.kinds()
+        assert lab.kinds().count("sent") == 2
+
+
+async def test_where_both_fail_the_call_is_retried_by_its_policy_and_not_hedged_again():
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        broken = Reply(500, body={"error": {"message": "x"}}, delay=0.3)
+        provider.script.extend([broken, broken])
+        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
+        assert [lab.kinds().count(kind) for kind in ("hedged", "retried", "sent")] == [1, 1, 3]
+
+
+async def test_what_the_call_itself_is_to_blame_for_ends_both():
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        wrong = Reply(400, body={"error": {"message": "no"}}, delay=0.3)
+        provider.script.extend([wrong, LATE])
+        started = time.monotonic()
+        assert (await lab.dispatcher.send(chat())).status == 400
+        assert time.monotonic() - started < 1.0
+        await eventually(lambda: lab.in_flight() == 0)
+
+
+async def test_bulk_is_never_sent_twice():
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        provider.script.append(Reply(delay=0.4))
+        await text_of(await lab.dispatcher.send(chat(traffic=TrafficClass.BULK)))
+        assert "hedged" not in lab.kinds()
+        assert lab.kinds().count("sent") == 1
+
+
+async def test_it_is_off_unless_asked_for():
+    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+        assert lab.dispatcher._hedger is None
+        assert lab.dispatcher._attempts is not None
+
+
+async def test_no_second_attempt_after_content_was_shown():
+    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab, stream=True)
+        provider.script.append(Reply(stream=StreamScript(gap=0.3)))
+        assert await text_of(await lab.dispatcher.send(chat(stream=True))) == "Hello, world."
+        assert "hedged" not in lab.kinds()
+
+
+async def test_a_second_attempt_takes_no_turn_that_somebody_waits_for():
+    limits = {"max_concurrency": 1}
+    async with ScriptedProvider() as provider, running(hedged({"one": provider}, limits=limits)) as lab:
+        learn(lab)
+        provider.script.append(Reply(delay=0.4))
+        await text_of(await lab.dispatcher.send(chat()))
+        assert lab.kinds() == ["queued", "admitted", "sent", "settled"]
+
+
+async def test_where_its_own_route_has_no_room_the_next_takes_it():
+    async with ScriptedProvider() as first, ScriptedProvider() as second:
+        config = hedged({"one": first, "two": second})
+        config["providers"]["one"]["limits"] = [{"max_concurrency": 1}]
+        async with running(config) as lab:
+            learn(lab)
+            first.script.append(LATE)
+            outcome = await lab.dispatcher.send(chat())
+            assert (outcome.route, await text_of(outcome)) == ("two/two-model", "Hello, world.")
+            (told,) = [one for one in lab.events if one.kind == "hedged"]
+            assert (told.route, told.from_route) == ("two/two-model", "one/one-model")
+            await eventually(lambda: lab.in_flight() == 0)
+
+
+@pytest.mark.parametrize("when", [0.05, 0.5])
+async def test_cancelling_the_caller_ends_both(when: float):
+    async with ScriptedProvider(default=LATE) as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        task = asyncio.create_task(lab.dispatcher.send(chat()))
+        await asyncio.sleep(when)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert lab.in_flight() == 0
+        assert not any(hit.completed for hit in provider.log)
+        assert lab.kinds().count("interrupted") == lab.kinds().count("sent") == (2 if when == 0.5 else 1)
+
+
+async def test_the_share_holds_however_late_they_are():
+    async with ScriptedProvider() as provider, running(hedged({"one": provider}, share=0.05)) as lab:
+        learn(lab, calls=40, usual=0.05)
+        provider.default = Reply(delay=0.4)
+        await asyncio.gather(*(lab.dispatcher.send(chat()) for _ in range(40)))
+        assert 1 <= lab.kinds().count("hedged") <= 0.05 * 80
+
+
+async def test_the_time_in_our_own_queue_is_not_lateness():
+    limits = {"max_concurrency": 1}
+    async with ScriptedProvider() as first, ScriptedProvider() as second:
+        config = hedged({"one": first, "two": second})
+        config["providers"]["one"]["limits"] = [limits]
+        async with running(config) as lab:
+            learn(lab)
+            first.script.append(Reply(stream=StreamScript(gap=0.2)))
+            held = await lab.dispatcher.send(chat(stream=True))
+            waiting = asyncio.create_task(lab.dispatcher.send(chat()))
+            await asyncio.sleep(0.4)
+            assert second.log == []
+            await held.aclose()
+            assert (await waiting).route == "one/one-model"
