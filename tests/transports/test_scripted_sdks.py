@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 from batch_lab import CHAT, jsonl, last_message, line, params
+from openapi import faults, needs_description
 
 from orchestra.testing import BatchScript, Reply, ScriptedProvider
 
@@ -105,46 +104,16 @@ async def test_anthropics_sdk():
             await client.messages.batches.create(requests=[{**requests[0], "custom_id": "no good"}])
 
 
-@pytest.mark.skipif(
-    "ORCHESTRA_OPENAPI" not in os.environ, reason="ORCHESTRA_OPENAPI names no openapi.json of OpenAI"
-)
+@needs_description
 async def test_openais_own_description():
-    jsonschema = pytest.importorskip("jsonschema")
-    document = _description()
-
-    def check(schema: str, told: Any, *, nulls: bool = False) -> None:
-        root = {**_nullable(document), "$ref": f"#/components/schemas/{schema}"}
-        jsonschema.Draft202012Validator(root).validate(told if nulls else _without_nulls(told))
-
     async with openai_sdk(SCRIPT) as client:
         raw = client.with_raw_response
         answer = await raw.files.create(file=("lines.jsonl", jsonl(LINES)), purpose="batch")
         file = json.loads(answer.text)
-        check("OpenAIFile", file)
+        assert list(faults("OpenAIFile", file, nulls=False)) == []
         made = await raw.batches.create(input_file_id=file["id"], endpoint=CHAT, completion_window="24h")
-        check("Batch", json.loads(made.text))
-        check("ListBatchesResponse", json.loads((await raw.batches.list()).text))
+        assert list(faults("Batch", json.loads(made.text), nulls=False)) == []
+        listed = json.loads((await raw.batches.list()).text)
+        assert list(faults("ListBatchesResponse", listed, nulls=False)) == []
         chat = await raw.chat.completions.create(**params("hello"))
-        check("CreateChatCompletionResponse", json.loads(chat.text), nulls=True)
-
-
-def _description() -> Any:
-    return json.loads(Path(os.environ["ORCHESTRA_OPENAPI"]).read_text(encoding="utf-8"))
-
-
-def _nullable(schema: Any) -> Any:
-    """Return the description with OpenAPI 3.0's ``nullable`` in today's words."""
-    if isinstance(schema, list):
-        return [_nullable(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    inner = {name: _nullable(one) for name, one in schema.items() if name != "nullable"}
-    return {"anyOf": [inner, {"type": "null"}]} if schema.get("nullable") is True else inner
-
-
-def _without_nulls(told: Any) -> Any:
-    if isinstance(told, list):
-        return [_without_nulls(one) for one in told]
-    if isinstance(told, dict):
-        return {name: _without_nulls(one) for name, one in told.items() if one is not None}
-    return told
+        assert list(faults("CreateChatCompletionResponse", json.loads(chat.text))) == []
