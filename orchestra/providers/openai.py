@@ -136,8 +136,12 @@ class OpenAI(Provider):
     def stream(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> StreamReader:
         match endpoint:
             case Endpoint.CHAT | Endpoint.COMPLETIONS:
-                keep = _asks_for_usage(payload)
-                return ChatStreamReader(fault_of=self._event_fault, usage_of=self.read_usage, keep_usage=keep)
+                return ChatStreamReader(
+                    fault_of=self._event_fault,
+                    usage_of=self.read_usage,
+                    keep_usage=_asks_for_usage(payload),
+                    choices=_choices_asked(payload),
+                )
             case Endpoint.RESPONSES:
                 return ResponsesStreamReader(fault_of=self._event_fault, usage_of=self.read_usage)
             case _:
@@ -175,6 +179,13 @@ def used_by(charge: Charge, usage: Usage) -> Charge:
 def _asks_for_usage(payload: Mapping[str, Any]) -> bool:
     options = payload.get("stream_options")
     return isinstance(options, Mapping) and options.get("include_usage") is True
+
+
+def _choices_asked(payload: Mapping[str, Any]) -> int:
+    """Return how many choices an answer has: ``n`` for each prompt, of which only completions may have several."""
+    prompt = payload.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return prompts * (_count(payload.get("n")) or 1)
 
 
 def _sizes(endpoint: Endpoint, payload: Mapping[str, Any]) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ FaultOf = Callable[[Mapping[str, Any]], Fault]
 UsageOf = Callable[[Mapping[str, Any]], Usage]
 
 _LARGEST_COUNT = 10**12
+_FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
+"""Quotes in text are escaped: this is never part of what a model wrote."""
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage:
@@ -52,11 +55,19 @@ class ChatStreamReader(_EventReader):
     """Chat completions and completions: chunks, then ``[DONE]``.
 
     The chunk that carries the usage has no choices; the caller sees it only if it asked for it (``keep_usage``).
+    Some servers (``transformers serve``, for one) send no ``[DONE]``: a body that ends of itself is whole, too,
+    once as many choices as were asked for have said why they finished.
     """
 
-    def __init__(self, *, fault_of: FaultOf, usage_of: UsageOf, keep_usage: bool) -> None:
+    def __init__(self, *, fault_of: FaultOf, usage_of: UsageOf, keep_usage: bool, choices: int = 1) -> None:
         super().__init__(fault_of=fault_of, usage_of=usage_of)
         self._keep_usage = keep_usage
+        self._unfinished = choices
+
+    def finish(self) -> bytes:
+        rest = super().finish()
+        self.ended = self.ended or (self._unfinished <= 0 and self.fault is None)
+        return rest
 
     def _keep(self, event: bytes) -> bool:
         data = event_data(event)
@@ -65,6 +76,7 @@ class ChatStreamReader(_EventReader):
         if data == b"[DONE]":
             self.ended = True
             return True
+        self._unfinished -= len(_FINISH_REASON.findall(data))
         if self.started and not _tells(data):
             return True
         chunk = self._parse(data)

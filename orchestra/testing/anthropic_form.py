@@ -40,7 +40,8 @@ def events(path: str, payload: Mapping[str, Any], script: StreamScript, prompt: 
         yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
     yield _event("content_block_stop", index=0)
     usage = {} if script.usage is False else {"usage": {"output_tokens": output_tokens("".join(script.chunks))}}
-    yield _event("message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None}, **usage)
+    if script.finished:
+        yield _event("message_delta", delta={"stop_reason": "end_turn", "stop_sequence": None}, **usage)
     if script.done:
         yield _event("message_stop")
 

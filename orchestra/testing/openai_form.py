@@ -60,7 +60,8 @@ def events(path: str, payload: Mapping[str, Any], script: StreamScript, prompt: 
             yield _event({"error": dict(script.error)})
             return
         yield chunk({"content": text} if chat else text)
-    yield chunk({} if chat else "", "stop")
+    if script.finished:
+        yield chunk({} if chat else "", "stop")
     if script.usage if script.usage is not None else asked:
         usage = whole_answer(path, payload, "".join(script.chunks), prompt)["usage"]
         yield _event(_envelope(kind, model, choices=[], usage=usage))

@@ -16,8 +16,9 @@ class StreamScript:
     """How a streamed answer goes: a chunk for each of ``chunks``, ``gap`` seconds apart, then its end.
 
     ``drop_after=k`` closes the connection after k chunks, ``error_after=k`` sends ``error`` as an event instead of
-    the rest. ``usage`` sends the usage (None: where the wire or the request asks for it); ``done`` sends the
-    last line, ``[DONE]``, or the last event, ``message_stop``.
+    the rest. ``usage`` sends the usage (None: where the wire or the request asks for it); ``finished`` sends why it
+    finished, ``done`` the last line, ``[DONE]``, or the last event, ``message_stop``. Some servers send no
+    ``[DONE]``; a stream without either was cut.
     """
 
     chunks: Sequence[str] = ("Hello", ", ", "world", ".")
@@ -33,6 +34,7 @@ class StreamScript:
         }
     )
     usage: bool | None = None
+    finished: bool = True
     done: bool = True
 
 

@@ -64,7 +64,7 @@ async def test_an_error_event_before_content_is_a_fault_like_any():
         assert len(provider.log) == 2
 
 
-@pytest.mark.parametrize("how", [{"drop_after": 3}, {"done": False}])
+@pytest.mark.parametrize("how", [{"drop_after": 3}, {"finished": False, "done": False}])
 async def test_a_stream_that_breaks_after_content_raises_and_is_not_tried_again(how: dict[str, Any]):
     broken = Reply(stream=StreamScript(**how))
     async with (
@@ -81,6 +81,18 @@ async def test_a_stream_that_breaks_after_content_raises_and_is_not_tried_again(
         assert (len(provider.log), len(other.log)) == (1, 0)
         assert lab.in_flight() == 0
         assert [chunk async for chunk in outcome.body] == []
+
+
+async def test_a_stream_that_says_why_it_finished_is_whole_without_a_last_line():
+    """``transformers serve`` sends no ``[DONE]``."""
+    brief = Reply(stream=StreamScript(done=False))
+    async with ScriptedProvider(default=brief) as provider, running(config_for({"one": provider})) as lab:
+        assert await text_of(await lab.dispatcher.send(chat(stream=True))) == "Hello, world."
+        assert lab.in_flight() == 0
+        assert "settled" in lab.kinds()
+        outcome = await lab.dispatcher.send(chat(stream=True, n=2))
+        with pytest.raises(StreamInterrupted):  # the second answer is missing
+            await outcome.read()
 
 
 async def test_an_error_event_after_content_is_handed_on():

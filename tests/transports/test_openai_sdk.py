@@ -162,7 +162,7 @@ async def test_a_drop_before_content_is_not_seen(family: Family):
         assert len(provider.log) == 2
 
 
-@pytest.mark.parametrize("how", [{"drop_after": 3, "gap": 0.01}, {"done": False}])
+@pytest.mark.parametrize("how", [{"drop_after": 3, "gap": 0.01}, {"finished": False, "done": False}])
 async def test_a_break_after_content_is_a_typed_error(family: Family, how: dict[str, Any]):
     broken = Reply(stream=StreamScript(**how))
     async with (
