@@ -16,8 +16,8 @@ class StreamScript:
     """How a streamed answer goes: a chunk for each of ``chunks``, ``gap`` seconds apart, then its end.
 
     ``drop_after=k`` closes the connection after k chunks, ``error_after=k`` sends ``error`` as an event instead of
-    the rest. ``usage`` sends the usage (None: where the wire or the request asks for it); ``finished`` sends why it
-    finished, ``done`` the last line, ``[DONE]``, or the last event, ``message_stop``. Some servers send no
+    the rest. ``usage`` sends the usage (None: where the wire or the request asks for it); ``finished`` sends why
+    it finished, ``done`` the last line, ``[DONE]``, or the last event, ``message_stop``. Some servers send no
     ``[DONE]``; a stream without either was cut.
     """
 
