@@ -26,10 +26,11 @@ Budgets and admission:
 - BerriAI/litellm#17664:
   test_admission::test_the_prompt_counts
 - BerriAI/litellm#34732, garrytan/gbrain#4365:
-  dollars: not reached from here yet; their arithmetic:
-  budget/test_admission::test_parallel_calls_never_pass_a_hard_limit_together
+  dispatch/test_dollars::test_of_ten_calls_at_once_three_reach_the_provider_and_the_rest_are_told,
+  budget/test_dollars::test_an_overshoot_is_one_misestimate_at_most
 - BerriAI/litellm#26672:
-  test_admission::test_a_limit_holds_whatever_it_is_read_from,
+  dispatch/test_dollars::test_however_the_cap_is_set_it_holds,
+  faults/test_admission::test_a_limit_holds_whatever_it_is_read_from,
   ::test_an_account_has_one_limit_whatever_it_is_called_by
 - langchain-ai/langchain#29425:
   test_admission::test_every_surface_keeps_the_limit_of_calls_at_once
@@ -105,7 +106,8 @@ Streams, cancellation, leaks:
   test_streams::test_what_a_cancelled_call_used_is_unknown_and_not_nothing,
   ::test_what_never_left_us_is_not_spent
 - Wei-Shaw/sub2api#4408:
-  no call is sent twice at once here: there are no hedges
+  dispatch/test_hedging::test_both_are_charged, ::test_the_second_answer_counts_where_the_first_is_late,
+  ::test_the_share_holds_however_late_they_are
 - BerriAI/litellm#27955:
   test_streams::test_streams_cancelled_at_random_leave_the_limit_whole,
   ::test_streams_that_are_dropped_are_found_while_others_wait; five hundred:
