@@ -4,7 +4,7 @@ A job is known by its name. What it was asked, and every answer, is kept in an S
 so a line that has been answered is never asked, nor paid for, a second time. `submit` takes the path of a JSONL
 file as well, and there is a command for it: `orchestra run requests.jsonl --out results.jsonl`.
 
-    pip install 'orchestra-llm[local]'
+    pip install '.[local]'
     python examples/bulk_file.py                # press Ctrl-C half-way, and start it again
 """
 

@@ -3,7 +3,7 @@
 Both share one `Orchestra`. The chat's calls are interactive and go first; the job's are bulk and take what is
 left. The job is durable: restart the server in the middle of it, post again, and it goes on.
 
-    pip install 'orchestra-llm[local]' fastapi uvicorn
+    pip install '.[local]' fastapi uvicorn
     python examples/chat_and_nightly_job.py                  # serves on http://127.0.0.1:8000
 
     curl -N http://127.0.0.1:8000/chat --json '{"text": "What is the capital of France?"}'

@@ -4,7 +4,7 @@ One line differs from an ordinary program: the SDK gets its HTTP client from orc
 decides who answers. Here `fast` has a single route, the local engine, so neither a key nor a network is needed;
 put providers before it in `routes` and the engine becomes the fallback.
 
-    pip install 'orchestra-llm[local]' openai
+    pip install '.[local]' openai
     python examples/official_sdk.py
 """
 

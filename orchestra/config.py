@@ -144,6 +144,8 @@ class ProviderConfig(_Section):
     def _http_url(cls, value: str, info: ValidationInfo) -> str:
         if not value and "kind" not in info.data:
             return value  # whether one is needed depends on the kind, which is at fault itself
+        if not value:
+            raise ValueError("is missing: it is the address that the official SDK would take as its base_url")
         if not value.startswith(("http://", "https://")):
             raise ValueError("must be the http(s) address that the official SDK would take as its base_url")
         try:

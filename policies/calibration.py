@@ -7,7 +7,7 @@ __all__ = ["Calibration"]
 _FORGETTING = 0.02
 """The weight that the past loses with each count: the last fifty or so tell."""
 _DOUBT = 10.0
-"""Units of an exact estimate that the first counts are set against, so that a tiny one tells little."""
+"""Units of an exact estimate that the first counts are set against, so that a tiny one tells little; of tokens."""
 _MOST = 4.0
 
 
@@ -20,9 +20,9 @@ class Calibration:
 
     __slots__ = ("_counted", "_estimated", "factor")
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: float = _DOUBT) -> None:
         self.factor = 1.0
-        self._estimated = self._counted = _DOUBT
+        self._estimated = self._counted = doubt
 
     def observe(self, estimated: float, counted: float) -> None:
         """Learn that a call which was estimated so was counted so. Both in the same unit, above zero."""

@@ -35,6 +35,7 @@ FLOORS = {
     "chat_stream": 4,
     "client": 5,
     "cli": 6,
+    "__main__": 7,
 }
 
 # Houses, and packages from outside beside the standard library, that a house may import.

@@ -40,8 +40,14 @@ _INTERACTIVE_LATENESS = 10.0
 _BULK_LATENESS = 600.0
 """By how many seconds at most an urgent call may overtake another of its class and job."""
 
-_LEAST_COST = 1e-3
-"""Seconds of refill that any call costs in the order among jobs, even one that takes nothing."""
+_DOUBT_USD = 1e-3
+"""Dollars that the first costs are set against: see `Calibration`."""
+
+_LONGEST_PAUSE = 86_400.0
+"""Seconds for which an account is left alone at most, whatever its provider says; then a call asks again."""
+_LEAST_COST, _MOST_COST = 1e-3, 1e15
+"""Seconds of refill that any call costs in the order among jobs: one that takes nothing, and one for which a limit
+that some header tells is no limit that anybody means."""
 
 
 @dataclass(slots=True)
@@ -103,8 +109,9 @@ class Admission:
         self._expiries: Heap[Ticket] = Heap()
         self._fresh: list[Ticket] = []
         self._failed: list[Ticket] = []
-        self._usual_hold = 0.0
+        self._usual_hold: float | None = None
         self._prompts = Calibration()
+        self._costs = Calibration(_DOUBT_USD)
         self._untried = True
         self.learning = Learning(reserve=reserve, careful=careful, now=now)
         self.set_limits(buckets, now)
@@ -143,10 +150,12 @@ class Admission:
     def throttled(self, ticket: Ticket, told: Iterable[RateLimit], pause: float | None, now: float) -> None:
         """Learn that a call was turned away for want of room, and pause for as long as the provider asked for."""
         if pause:
-            self.pause(now + pause, "Retry-After")
+            self.pause(now + min(pause, _LONGEST_PAUSE), "Retry-After")
         if ticket.stamp is not None:
             flying, hinted = self._in_flight(), pause is not None
             self.learning.throttled(ticket.stamp, ticket.charge, told, flying, now, hinted=hinted)
+            if not flying:
+                self.learning.idle(now)
             self._in_force = (*self.dimensions, *self.learning.dimensions)
 
     def pause(self, until: float, reason: str) -> None:
@@ -189,16 +198,22 @@ class Admission:
             return
         ticket.state = _OVER
         charge = ticket.charge
-        self.learning.ended(charge)
+        self.learning.ended(charge, spent, ticket.held_in, now)
         self._untried = self._untried and spent is NOTHING
         if spent is not charge and spent.input_tokens and ticket.estimate.input_tokens:
             self._prompts.observe(ticket.estimate.input_tokens, spent.input_tokens)
+        if spent is not charge and spent.usd and ticket.estimate.usd:
+            self._costs.observe(ticket.estimate.usd, spent.usd)
         if spent.usd is None and charge.usd is not None:
             spent = replace(spent, usd=charge.usd)
         for dimension in ticket.held_in:
             dimension.bucket.settle(dimension.amount(charge), dimension.spent(spent), now)
         (self.interactive if ticket.traffic is _INTERACTIVE else self.bulk).in_use -= 1
-        self._usual_hold += 0.1 * (now - ticket.granted_at - self._usual_hold)
+        if not self._in_flight():
+            self.learning.idle(now)
+        if spent is not NOTHING:
+            held, usual = now - ticket.granted_at, self._usual_hold
+            self._usual_hold = held if usual is None else usual + 0.1 * (held - usual)
         total = self.spent
         total["requests"] += spent.requests
         total["tokens"] += spent.tokens
@@ -274,8 +289,8 @@ class Admission:
         """Return what holds a call back, and until when: until ``now`` if nothing does."""
         if now < self.paused_until:
             return self.pause_reason, self.paused_until
-        if ticket.raised_by != self._prompts.factor:
-            self._raise(ticket, self._prompts.factor)
+        if ticket.raised_by != (factors := (self._prompts.factor, self._costs.factor)):
+            self._raise(ticket, factors)
         reason, delay = "", 0.0
         charge = ticket.charge
         spares = ticket.traffic is _BULK and not owed
@@ -302,14 +317,30 @@ class Admission:
             elif bucket.rate:
                 refills = True
                 cost = max(cost, dimension.amount(ticket.charge) / bucket.rate)
-        return cost if refills else most
+        return min(cost if refills else most, _MOST_COST)
 
-    def _raise(self, ticket: Ticket, factor: float) -> None:
-        """Raise the estimate of a prompt as far as those before it were too low."""
-        ticket.raised_by = factor
-        estimate = ticket.estimate
-        more = (factor - 1.0) * estimate.input_tokens
-        ticket.charge = replace(estimate, tokens=estimate.tokens + more, input_tokens=estimate.input_tokens + more)
+    def _raise(self, ticket: Ticket, factors: tuple[float, float]) -> None:
+        """Raise the estimates of a prompt and of a cost as far as those before them were too low.
+
+        A call that fits a limit by its own estimate is never raised beyond it: it would be refused for ever, and
+        so nothing would be learned that lowers the factor again.
+        """
+        ticket.raised_by = factors
+        estimate, usd = ticket.estimate, ticket.estimate.usd
+        more = (factors[0] - 1.0) * estimate.input_tokens
+        more_usd = (factors[1] - 1.0) * (usd or 0.0)
+        for dimension in self.dimensions:
+            if dimension.bucket.hard and (room := dimension.bucket.capacity - dimension.amount(estimate)) >= 0:
+                if dimension.metric == "usd":
+                    more_usd = min(more_usd, room)
+                elif dimension.metric in ("tokens", "input_tokens"):
+                    more = min(more, room)
+        ticket.charge = replace(
+            estimate,
+            tokens=estimate.tokens + more,
+            input_tokens=estimate.input_tokens + more,
+            usd=None if usd is None else usd + more_usd,
+        )
 
     # What becomes of a ticket
 
@@ -400,6 +431,8 @@ class Admission:
         wait = 0.0
         for dimension in self._in_force:
             bucket = dimension.bucket
+            if bucket.capacity < math.inf and not bucket.is_known(now):
+                return None
             available = bucket.available(now)
             if bucket.hard:
                 continue  # the backlog is not counted in its units; the head's wait tells
@@ -407,7 +440,10 @@ class Admission:
                 floor = dimension.floor(now) if traffic is _BULK else 0.0
                 wait = max(wait, cost - (available - floor) / bucket.rate)
             elif bucket.capacity < math.inf:
-                wait = max(wait, (calls + 1 - available) * self._usual_hold / bucket.capacity)
+                turns = (calls + 1 - available) / bucket.capacity
+                if turns > 0 and self._usual_hold is None:
+                    return None  # no call has ended yet that could tell how long they take
+                wait = max(wait, turns * (self._usual_hold or 0.0))
         if (head := self.wait) is not None and head.until is not None and head.traffic in (_INTERACTIVE, traffic):
             wait = max(wait, head.until - now)
         wait += max(0.0, self.paused_until - now)
@@ -416,8 +452,7 @@ class Admission:
     def _too_late(self, ticket: Ticket, now: float) -> AdmissionError:
         """Return why a call has waited in vain."""
         for dimension in self._in_force if now >= self.paused_until else ():
-            bucket = dimension.bucket
-            if bucket.hard and (wait := bucket.time_until(dimension.amount(ticket.charge), 0.0, now)):
+            if wait := dimension.bucket.used_up_for(dimension.amount(ticket.charge), now):
                 return budget_exceeded(dimension, ticket, wait, now)
         expected = self._expected_wait(ticket.traffic, now)
         return timed_out(ticket, expected, now, paused=self._paused_by(now))

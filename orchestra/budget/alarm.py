@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from queue import Empty, SimpleQueue
 
@@ -20,6 +20,7 @@ CallAt = Callable[[float, Callable[[], None]], None]
 instant is already set for an equal ``ring``, that one is enough."""
 
 _LONGEST_SLEEP = 3600.0
+_FEW = 64
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,9 @@ class Alarm:
                 del ring
             except Empty:
                 pass
+            if len(heap) > _FEW + 2 * len(due):  # mostly instants, hours away, that earlier ones have replaced
+                heap = [(when, next(serial), ring) for ring, when in list(due.items())]
+                heapify(heap)
             while heap and heap[0][0] <= self._clock():
                 when, _, ring = heappop(heap)
                 if due.get(ring) == when:

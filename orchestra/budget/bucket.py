@@ -84,6 +84,15 @@ class Bucket:
         needed = min(amount, self.capacity) if self.rate else amount
         return self.time_to_fill(needed - self.capacity + self._used - self.reserved, now)
 
+    def is_known(self, now: float) -> bool:
+        """Return whether what is left is more than a guess."""
+        return True
+
+    def used_up_for(self, amount: float, now: float) -> float:
+        """Return for how many seconds a ``hard`` limit has too little left for ``amount``; zero where it has, or
+        nobody knows."""
+        return self.time_until(amount, 0.0, now) if self.hard else 0.0
+
     def time_to_fill(self, lacking: float, now: float) -> float:
         """Return in how many seconds ``lacking`` more is there, if nothing else changes; infinity if never."""
         if lacking <= self.rate * _SLACK_SECONDS + 1e-9:

@@ -17,7 +17,7 @@ Where answers tell nothing, two controllers find out by trying: `ConcurrencyLimi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Literal, NamedTuple
 
 from orchestra.budget.bucket import Bucket
@@ -46,7 +46,7 @@ Totals = tuple[float, float, float, float]
 
 
 class Stamp(NamedTuple):
-    """How things stood when a call was let go: what calls that were over had taken, and what all had, with it."""
+    """How things stood when a call was let go: what it and calls that were over had taken, and what all had."""
 
     at: float
     over: Totals
@@ -62,7 +62,7 @@ class LearnedLimit:
     was left long ago, and what they have taken since is only known from what they usually take.
     """
 
-    __slots__ = ("_as_of", "_is_fixed", "_last", "_most", "_others", "dimension", "limit", "window")
+    __slots__ = ("_as_of", "_is_fixed", "_last", "_most", "_open", "_others", "dimension", "limit", "window")
 
     def __init__(self, told: RateLimit, limit: float, reserve: Literal["auto"] | float, now: float) -> None:
         bucket = Bucket(told.metric, capacity=limit, rate=limit / told.window, now=now)
@@ -75,6 +75,7 @@ class LearnedLimit:
         self._others = 0.0
         self._as_of = -math.inf
         self._last: tuple[float, float, float] | None = None
+        self._open: tuple[float, float, float, float] | None = None
 
     def hear(self, told: RateLimit, stamp: Stamp, sent: Totals, now: float, *, refused: bool) -> None:
         """Correct the limit, and what is left of it, by an answer to the call of ``stamp``."""
@@ -96,7 +97,9 @@ class LearnedLimit:
             return
         refilled = bucket.rate * (now - stamp.at)
         rounded_up = told.resolution - 1.0  # whole units are rounded down
-        least = told.remaining - rounded_up - max(0.0, sent[index] - stamp.over[index] - refilled)
+        beside = max(0.0, sent[index] - stamp.over[index] - refilled)
+        self._remember(told.remaining - rounded_up, stamp, index, now, alone=not beside)
+        least = told.remaining - rounded_up - beside
         most = told.remaining + max(0.0, refilled - (sent[index] - stamp.sent[index]))
         if not refused:
             most += told.resolution
@@ -107,6 +110,31 @@ class LearnedLimit:
             bucket.set_available(most, now)
         elif available < least and not self._is_fixed:
             bucket.set_available((available + least) / 2, now)
+
+    def _remember(self, left: float, stamp: Stamp, index: int, now: float, *, alone: bool) -> None:
+        """Keep the least that was left by what those tell that went last, if others were under way beside them."""
+        at = self._open[0] if self._open else -math.inf
+        if stamp.at > at:
+            self._open = None if alone else (stamp.at, left, now, stamp.sent[index])
+        elif self._open and stamp.at == at:
+            _, least, _, before = self._open
+            self._open = at, min(left, least), now, max(stamp.sent[index], before)
+
+    def conclude(self, sent: Totals, now: float) -> None:
+        """Nothing is under way, so nothing is uncertain: what those told that went last is how it stands."""
+        told, self._open = self._open, None
+        if told is None or self._is_fixed:
+            return
+        _, left, heard_at, before = told
+        bucket = self.dimension.bucket
+        left += bucket.rate * (now - heard_at) - (sent[_METRICS.index(bucket.metric)] - before)
+        if bucket.available(now) < left:
+            bucket.set_available(min(left, bucket.capacity), now)
+
+    def give_back(self, amount: float, now: float) -> None:
+        """Note that a call took so much less than was taken off for it."""
+        bucket = self.dimension.bucket
+        bucket.set_available(min(bucket.capacity, bucket.available(now) + amount), now)
 
     def _fill(self, told: RateLimit, *, refused: bool) -> None:
         """Find out how much may go at once: what is left, and what comes until it is full."""
@@ -179,11 +207,22 @@ class Learning:
         self.send_rate.sent(now)
         kept_free = 0.0 if self._slots is None or not spares else self._slots.floor(now)
         departure = self.concurrency.departed(in_flight + kept_free)
-        return Stamp(now, self._over, self._sent, departure, self.send_rate.cuts)
+        return Stamp(now, _plus(self._over, charge), self._sent, departure, self.send_rate.cuts)
 
-    def ended(self, charge: Charge) -> None:
-        """Note that a call that was let go is over, whatever became of it."""
+    def ended(self, charge: Charge, spent: Charge, held_in: Container[Dimension], now: float) -> None:
+        """Note that a call that was let go is over: it was charged so and spent so, and was ``held_in`` these.
+
+        A limit that was learned while it was under way has taken off its charge without holding it.
+        """
         self._over = _plus(self._over, charge)
+        for limit in self.limits.values():
+            if limit.dimension not in held_in:
+                limit.give_back(limit.dimension.amount(charge) - limit.dimension.amount(spent), now)
+
+    def idle(self, now: float) -> None:
+        """Note that no call is under way."""
+        for limit in self.limits.values():
+            limit.conclude(self._sent, now)
 
     def answered(self, stamp: Stamp, told: Iterable[RateLimit], in_flight: int, now: float, *, ok: bool) -> None:
         """Learn from an answer that is no refusal for want of room. ``ok``: it is a success."""
@@ -211,6 +250,9 @@ class Learning:
         hint, a number of calls at once: whichever of the two let this call go at its limit is cut.
         """
         told = list(told)
+        for known in self.limits.values():
+            if known.dimension.metric == "requests":  # whether it counts what it refuses, it tells below
+                known.give_back(charge.requests, now)
         self._hear(stamp, told, now, refused=True)
         for limit in told:
             left = limit.remaining

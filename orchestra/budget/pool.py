@@ -161,6 +161,10 @@ class Pool:
         else:
             self._unread.asked(id(lease))
 
+    def forget_reader(self, lease: Lease) -> None:
+        """Note that the stream under ``lease`` has ended."""
+        self._unread.ended(id(lease))
+
     def observe(self, lease: Lease, told: Sequence[RateLimit], *, ok: bool = True) -> None:
         """Learn from the answer to the call of ``lease``: what its headers ``told``, and whether it is a success.
 

@@ -51,7 +51,7 @@ class Ticket:
     ``expires_at`` bounds its wait by an instant, ``queue_bound`` by a duration from its entry in seconds.
     ``front`` puts it before all others of its class (a retry). ``owner`` is whatever its holder wants to find
     again; None is nobody. Where it is OVER without having been granted, ``error`` says why. ``charge`` is the
-    caller's ``estimate``, raised as far as such estimates have turned out too low.
+    caller's ``estimate``, raised as far as such estimates of tokens and of dollars have turned out too low.
 
     The fields below the blank line of ``__init__`` belong to the `Admission` that it stands before.
     """
@@ -101,7 +101,7 @@ class Ticket:
         self.owner = owner
 
         self.state = _NEW
-        self.raised_by = 1.0
+        self.raised_by = (1.0, 1.0)
         self.error: AdmissionError | None = None
         self.entered_at = 0.0
         self.granted_at = 0.0

@@ -22,13 +22,14 @@ _SLACK_SECONDS = 1e-6
 class Window(Bucket):
     """So many units in any ``window`` seconds, whenever they begin.
 
-    It keeps what was spent by the slot of time in which it was settled, a minute in slots of a second and a day in
-    slots of a quarter of an hour, and forgets a slot when its end is a window old. A call that is under way counts
-    as it is reserved. So in every span of that length, wherever a provider lets its own begin, what is spent and
-    what is under way together stay within the capacity; it is late by a slot at most.
+    It keeps what was spent by slots of time, a minute in slots of a second and a day in slots of a quarter of an
+    hour, and forgets a slot when its end is a window old. So in every span of that length, wherever a provider
+    lets its own begin, no more is spent than the capacity; it is late by a slot at most.
 
-    From an hour on it is a ``hard`` limit: what exceeds its capacity never goes. In a shorter one it goes when
-    nothing else is used, as it does from a `Bucket`.
+    From an hour on it is a ``hard`` limit: what exceeds its capacity never goes, and a call that is under way
+    counts as it is reserved, until its settlement says what it spent then. In a shorter one it goes when nothing
+    else is used, as it does from a `Bucket`; and what is reserved is spent at once, as providers that count by the
+    minute do when a request arrives, so that a call may take longer than the window.
     """
 
     __slots__ = ("_past", "_slot", "_spent", "hard", "window")
@@ -46,7 +47,7 @@ class Window(Bucket):
         self._spent = 0.0
 
     def used(self, now: float) -> float:
-        return self._left_by(now) + self.reserved
+        return self._left_by(now) + (self.reserved if self.hard else 0.0)
 
     def time_until(self, amount: float, floor: float, now: float) -> float:
         """As a bucket's. Nothing is always there, even in debt."""
@@ -55,14 +56,15 @@ class Window(Bucket):
         if self.hard and amount > self.capacity:
             return math.inf
         needed = min(amount + floor, self.capacity)
-        return self.time_to_fill(needed - self.capacity + self._left_by(now) + self.reserved, now)
+        return self.time_to_fill(needed - self.capacity + self.used(now), now)
 
     def least_wait(self, amount: float, now: float) -> float:
         if amount <= 0:
             return 0.0
         if self.hard and amount > self.capacity:
             return math.inf
-        return self.time_to_fill(min(amount, self.capacity) - self.capacity + self._left_by(now), now)
+        spent = self._left_by(now) - (0.0 if self.hard else self.reserved)
+        return self.time_to_fill(min(amount, self.capacity) - self.capacity + spent, now)
 
     def time_to_fill(self, lacking: float, now: float) -> float:
         """Return in how many seconds ``lacking`` has left; infinity where only a settlement can help."""
@@ -77,13 +79,19 @@ class Window(Bucket):
 
     def reserve(self, amount: float, now: float) -> None:
         self.reserved += amount
+        if not self.hard:
+            self._spend(amount, now)
 
     def settle(self, reserved: float, spent: float, now: float) -> None:
         self.reserved = max(0.0, self.reserved - reserved)
-        self._spend(spent, now)
+        more = spent if self.hard else spent - reserved
+        if more >= 0:
+            self._spend(more, now)
+        else:
+            self._take_back(-more, now)
 
     def set_available(self, available: float, now: float) -> None:
-        spent = max(0.0, self.capacity - available - self.reserved)
+        spent = max(0.0, self.capacity - available - (self.reserved if self.hard else 0.0))
         surplus = self._left_by(now) - spent
         if surplus <= 0:
             self._spend(-surplus, now)
@@ -134,6 +142,17 @@ class Window(Bucket):
         else:
             past.append([leaves_at, amount])
         self._spent += amount
+
+    def _take_back(self, amount: float, now: float) -> None:
+        """Unspend what was spent last. What has left the window since is worth nothing."""
+        self._left_by(now)
+        while amount > 0 and self._past:
+            part = min(amount, self._past[-1][1])
+            amount -= part
+            self._past[-1][1] -= part
+            if self._past[-1][1] <= 0:
+                self._past.pop()
+        self._sum_up()
 
     def _sum_up(self) -> None:
         self._spent = math.fsum(amount for _, amount in self._past)

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from orchestra.budget import limits_for, price_for
 from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
 from orchestra.config import Config
 from orchestra.errors import ConfigError
@@ -89,6 +90,7 @@ def examine(path: Path | None = None, *, deep: bool = False) -> Iterator[Finding
     if config is not None:
         yield from check_models(config, deep=deep)
         yield from check_keys(config)
+        yield from check_prices(config)
         yield check_store(Path(config.bulk.store))
         if (shared := config.budget.sqlite_path) is not None:
             yield check_store(shared, "budget file", "[budget] backend")
@@ -120,7 +122,7 @@ def check_packages(*, needs_engine: bool) -> Iterator[Finding]:
     try:
         wanted = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
-        yield Finding("packages", "fail", f"{DISTRIBUTION} is not installed", f"pip install {DISTRIBUTION}")
+        yield Finding("packages", "fail", f"{DISTRIBUTION} is not installed", "pip install . in its folder")
         return
     for extra, name, lacking in (
         ("", "core", "fail"),
@@ -129,7 +131,7 @@ def check_packages(*, needs_engine: bool) -> Iterator[Finding]:
     ):
         missing = [package for package in _packages_of(wanted, extra) if not _installed(package)]
         if missing:
-            remedy = f'pip install "{DISTRIBUTION}[{extra}]"' if extra else f"pip install --upgrade {DISTRIBUTION}"
+            remedy = f"pip install {' '.join(missing)}"
             state: Literal["warn", "fail"] = "fail" if lacking == "fail" else "warn"
             yield Finding(f"packages: {name}", state, "missing: " + ", ".join(missing), remedy)
         else:
@@ -224,6 +226,19 @@ def check_keys(config: Config) -> Iterator[Finding]:
             yield Finding(f"key of {name}", "fail", str(error), "set it, or take the provider out of the routes")
         else:
             yield Finding(f"key of {name}", "ok", "present")
+
+
+def check_prices(config: Config) -> Iterator[Finding]:
+    """Name the routes that nothing can be sent to: dollars are limited there, and no price is known."""
+    for entry in config.models.values():
+        for route in entry.routes:
+            name, _, model = route.partition("/")
+            if (provider := config.providers.get(name)) is None:
+                continue
+            group = limits_for(provider.limits, model)
+            if group is not None and group.usd_per_day is not None and price_for(provider.prices, model) is None:
+                detail = f"usd_per_day is set for {route}, and no price: nothing will be sent there"
+                yield Finding("prices", "fail", detail, f"add [[providers.{name}.prices]] for {model!r}")
 
 
 def check_store(store: Path, name: str = "job store", setting: str = "[bulk] store") -> Finding:

@@ -46,7 +46,7 @@ weights = "smollm2-135m"
 # openai, azure, anthropic, gemini, mistral, groq, together, fireworks, vllm, sglang, llamacpp; or
 # "openai-compatible" for any other server that speaks OpenAI's wire.
 # kind = "openai"
-# What the official SDK would take. Default: the kind's own address; a server of your own needs one.
+# What the official SDK would take. Default: the kind's own address; azure and your own servers need one.
 # base_url = "https://api.openai.com/v1"
 # "env:NAME", "file:PATH", or the key itself. Without it the caller's own key is used, towards its own host only.
 # api_key = "env:OPENAI_API_KEY"
@@ -54,7 +54,8 @@ weights = "smollm2-135m"
 # priority = false
 
 # Limits of the account. All models whose name matches one of the patterns share them. What you leave out is
-# learned from the answers; what you set is never exceeded. A provider may have several such sections.
+# learned from the answers; what you set is never exceeded. A provider may have several such sections, each in
+# double brackets; without `models` a section holds for all.
 # [[providers.openai.limits]]
 # models = ["gpt-*"]
 # requests_per_minute = 600

@@ -86,7 +86,9 @@ def _say(report: dict[str, Any], *, as_json: bool, again: bool = False) -> None:
     from orchestra.cli.status_view import describe
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    known = console.is_terminal or "COLUMNS" in os.environ
+    known = console.width > 0 and (console.is_terminal or "COLUMNS" in os.environ)
+    if not console.width:  # a terminal that tells no size has none, and rich would print nothing
+        console.width = 100
     lines = list(describe(report, width=console.width if known else 100))
     if again:
         console.clear()
@@ -109,7 +111,18 @@ def _budget_file(config: Path | None) -> Path | None:
 
 
 def _nothing() -> str:
-    from orchestra.observe.status_folder import folders
+    from orchestra.observe.status_folder import check_folder, folders
 
-    places = ", ".join(map(str, folders()))
-    return f"{NOTHING}\n" + (f"Looked in {places}." if places else "This platform has no Unix sockets.")
+    places, unfit = [], []
+    for folder in folders():
+        try:
+            check_folder(folder)
+        except PermissionError as error:  # programs put nothing there, and nothing there is trusted
+            unfit.append(f"\nLeft aside: {error}.")
+            continue
+        except OSError:
+            pass
+        places.append(str(folder))
+    if not places and not unfit:
+        return f"{NOTHING}\nThis platform has no Unix sockets."
+    return f"{NOTHING}\n" + f"Looked in {', '.join(places) or 'no folder'}." + "".join(unfit)

@@ -33,17 +33,26 @@ def describe(report: Mapping[str, Any], *, width: int = 100) -> Iterator[Line]:
     for number, process in enumerate(report["processes"]):
         if number:
             yield "", _PLAIN
-        yield from _process(process, width)
+        yield from _told(process, width)
     for number, account in enumerate(report["accounts"]):
         if number or report["processes"]:
             yield "", _PLAIN
         yield from _account(account, width)
 
 
+def _told(process: Mapping[str, Any], width: int) -> list[Line]:
+    try:
+        return [*_process(process, width)]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        # Whatever listens there is none of ours: it must not hide the others.
+        pid = _clean(process.get("pid", "?"))
+        return [(f"pid {pid}", _TITLE), ("  it tells nothing that we understand: --json shows it", _ALARM)]
+
+
 def _process(process: Mapping[str, Any], width: int) -> Iterator[Line]:
-    title = [f"pid {process['pid']}"]
+    title = [f"pid {int(process['pid'])}"]
     if process.get("instance", 1) != 1:
-        title[0] += f", instance {process['instance']}"
+        title[0] += f", instance {int(process['instance'])}"
     if process.get("program"):
         title.append(_clean(process["program"]))
     if process.get("uptime") is not None:
@@ -263,7 +272,7 @@ def _number(value: Any, money: bool = False) -> str:
     if not isinstance(value, int | float):
         return "-"
     if money:
-        return f"${value:,.2f}"
+        return f"${value:,.2f}" if value >= 1 or not value else f"${value:.2g}"
     whole = abs(value) >= 100 or abs(value - round(value)) < 0.05
     return f"{round(value):,}" if whole else f"{value:,.1f}"
 

@@ -143,6 +143,13 @@ class Account:
             body = json.dumps(payload, separators=(",", ":")).encode()
         return WireRequest(call.method, f"{self._origin}{self._path}{path}{query}", headers, body)
 
+    def handed_on(self, call: Call, headers: Headers) -> Headers:
+        """Return what of an answer's ``headers`` the caller is given.
+
+        A cookie goes only to who pointed at this origin: it would be kept for another, and be sent there.
+        """
+        return headers if self._pointed_at(call) else tuple(line for line in headers if line[0] != "set-cookie")
+
     def _check_wire(self, call: Call, path: str) -> None:
         asked = endpoint_at(_split(call.url)[1])
         if asked is not Endpoint.OTHER and not self.speaks(path):
@@ -178,8 +185,11 @@ def _parameters(url: str) -> list[str]:
 @lru_cache(maxsize=256)
 def _split(url: str) -> tuple[str, str, str]:
     """Return origin (lower-case, without a default port), path, and query with its question mark."""
-    parts = urlsplit(url)
-    port = "" if parts.port in (None, _PORTS.get(parts.scheme)) else f":{parts.port}"
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port in (None, _PORTS.get(parts.scheme)) else f":{parts.port}"
+    except ValueError:
+        raise InputError("the request's address is none: its host or its port is malformed") from None
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{host}{port}", parts.path, f"?{parts.query}" if parts.query else ""

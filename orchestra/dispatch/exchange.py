@@ -7,6 +7,7 @@ the answer tells; refunded where nothing can have reached the provider; kept whe
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from orchestra.call import Call, Charge, Outcome, RateLimit, Usage
 from orchestra.dispatch.answer_body import AnswerBody, End
 from orchestra.dispatch.bounds import Bounds
 from orchestra.dispatch.route_table import Target
+from orchestra.dispatch.seen_output import SeenOutput
 from orchestra.errors import ConnectionFailed, InputError, OrchestraError, PriceUnknown, ProviderError
 from orchestra.observe.events import EventKind
 from orchestra.policies.retry import Fault, Recovery
@@ -24,6 +26,7 @@ from orchestra.wire import Wire, WireResponse
 
 __all__ = ["Exchange", "Failed", "Stopwatch", "Tell"]
 
+LONGEST_PAUSE = 86_400.0
 QUOTA_PAUSE = 60.0
 """Seconds for which an account is left alone after its provider called it spent; then calls ask again."""
 
@@ -120,6 +123,7 @@ class Exchange:
             target.model,
         )
         self._lease: Lease | None = None
+        self._seen = SeenOutput()
         self._wire = wire
         self._bounds = bounds
         self._watch = watch
@@ -202,6 +206,7 @@ class Exchange:
                     connect_timeout=self._call.connect_timeout,
                     read_timeout=self._call.read_timeout,
                 )
+                response.headers = self._account.handed_on(self._call, response.headers)
                 result = await self._read(response)
             if isinstance(result, Failed) and result.fault.recovery is Recovery.PAUSE:
                 return replace(result, paused_until=self._pause(result.fault))
@@ -238,6 +243,8 @@ class Exchange:
             return await self._open_stream(response)
         body = await _whole(response)
         usage = self._provider.usage(self._endpoint, body)
+        if usage.certainty != "known":
+            self._seen.feed(body)
         self._end("complete", usage)
         return Outcome(response.status, response.headers, _once(body), self._target.name, usage=usage)
 
@@ -266,7 +273,7 @@ class Exchange:
         return Failed(fault, error, Outcome(response.status, headers, _once(body), self._target.name))
 
     def _pause(self, fault: Fault) -> float:
-        wait = QUOTA_PAUSE if fault.retry_after is None else fault.retry_after
+        wait = QUOTA_PAUSE if fault.retry_after is None else min(fault.retry_after, LONGEST_PAUSE)
         until = self._watch.clock() + wait
         self._pool.pause(until, fault.reason)
         self._tell("paused", reason=fault.reason, status=self._status, duration=wait)
@@ -276,7 +283,8 @@ class Exchange:
         """Read on until there is content to show. Up to there a stream may fail and be tried again unseen."""
         reader = self._provider.stream(self._endpoint, self._call.payload or {})
         held = b""
-        async for chunk in response.body:
+        source = response.body if self._endpoint is Endpoint.OTHER else self._seen.watch(response.body)
+        async for chunk in source:
             held += reader.feed(chunk)
             if reader.started or reader.fault is not None:
                 break
@@ -298,7 +306,7 @@ class Exchange:
         body = AnswerBody(
             self._target.name,
             held=held,
-            source=response.body,
+            source=source,
             close=response.aclose,
             reader=reader,
             on_end=self._end,
@@ -316,15 +324,15 @@ class Exchange:
     def _end(self, end: End, usage: Usage) -> None:
         """End the lease of an answer that was handed on."""
         lease = self._take_lease()
-        self._pool.note_reader(lease, handed=False)
+        self._pool.forget_reader(lease)
         if usage.certainty == "known":
             spent = self._provider.settle(self._charge, usage)
             if self._price is not None:
                 spent = replace(spent, usd=cost(self._price, usage))
             lease.settle(spent)
         else:
-            spent = self._charge
-            lease.keep()
+            spent = self._spent_at_least(lease.charge)
+            lease.settle(spent)
         if end == "complete":
             known = usage.certainty != "unknown"
             self._tell(
@@ -343,6 +351,23 @@ class Exchange:
             self._tell_interrupted(end)
         if end == "broken":
             self._on_broken()
+
+    def _spent_at_least(self, charge: Charge) -> Charge:
+        """Return what to count for an answer that did not tell its usage: what was set aside for it, and more
+        where more of it was seen than that."""
+        seen = Usage(math.ceil(charge.input_tokens), self._seen.tokens, certainty="estimated")
+        if not seen.output_tokens:
+            return charge
+        counted = self._provider.settle(charge, seen)
+        usd = charge.usd if self._price is None else max(charge.usd or 0.0, cost(self._price, seen))
+        spent = Charge(
+            max(charge.requests, counted.requests),
+            max(charge.tokens, counted.tokens),
+            max(charge.input_tokens, counted.input_tokens),
+            max(charge.output_tokens, counted.output_tokens),
+            usd,
+        )
+        return charge if spent == charge else spent
 
     def _tell_interrupted(self, how: str) -> None:
         reason = "outrun" if self._watch.outrun else how

@@ -214,7 +214,7 @@ def _as_our_errors(prompt_field: str = "messages") -> Iterator[None]:
         raise QueueFull(str(error)) from error
     except (EngineError, ImportError) as error:
         missing = error if isinstance(error, ImportError) else error.__cause__
-        remedy = ": pip install 'orchestra-llm[local]'" if isinstance(missing, ModuleNotFoundError) else ""
+        remedy = ": `orchestra doctor` says what to install" if isinstance(missing, ModuleNotFoundError) else ""
         raise LocalEngineError(f"{error}{remedy}") from error
 
 

@@ -6,12 +6,14 @@ import http.client
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestra.observe.beacon import FORMAT
 from orchestra.observe.status_folder import address, check_folder, folders, read_name, remove_dead
 
 __all__ = ["Sighting", "look_around"]
@@ -73,13 +75,26 @@ class _Connection(http.client.HTTPConnection):
             self.sock.connect(where)
 
 
+def _read(response: http.client.HTTPResponse, until: float) -> bytes:
+    """Return the whole answer. Raises TimeoutError where it takes too long in all, not only between two parts."""
+    parts = bytearray()
+    while len(parts) < _LONGEST_ANSWER and (part := response.read1(_LONGEST_ANSWER - len(parts))):
+        parts += part
+        if time.monotonic() > until:
+            raise TimeoutError
+    return bytes(parts)
+
+
 def _ask(path: Path, pid: int, instance: int, *, timeout: float) -> Sighting | None:
     """Return what is told at a socket; None where nobody is there."""
     connection = _Connection(path, timeout)
     try:
         connection.request("GET", "/status")
         response = connection.getresponse()
-        told = json.loads(response.read(_LONGEST_ANSWER))
+        told = json.loads(_read(response, time.monotonic() + timeout))
+        if isinstance(told, dict) and isinstance(made := told.get("format"), int) and made > FORMAT:
+            newer = f"a newer version of orchestra runs there (format {made}, not {FORMAT}): upgrade this one"
+            return Sighting(pid, instance, None, newer)
         if response.status == 200 and isinstance(told, dict) and isinstance(told.get("snapshot"), dict):
             return Sighting(pid, instance, told)
         if response.status == 410:

@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from orchestra.call import Charge, Headers, Usage
 from orchestra.policies.retry import Fault
-from orchestra.providers.base import Endpoint
+from orchestra.providers.base import Endpoint, in_path
 from orchestra.providers.openai import OpenAICompatible, used_by
 
 __all__ = ["Azure"]
@@ -41,7 +41,7 @@ class Azure(OpenAICompatible):
         return unquote(by_deployment[2]) if by_deployment else None
 
     def path_for(self, path: str, model: str) -> str:
-        return _DEPLOYMENT.sub(lambda match: f"{match[1]}{quote(model, safe='')}{match[3]}", path)
+        return _DEPLOYMENT.sub(lambda match: f"{match[1]}{in_path(model)}{match[3]}", path)
 
     def credentials(self, key: str) -> Headers:
         return (("api-key", key),)

@@ -6,13 +6,15 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol
+from urllib.parse import quote
 
 from orchestra.call import Charge, Headers, RateLimit, Usage
+from orchestra.errors import InputError
 from orchestra.policies.retry import Fault
 from orchestra.policies.traffic import TrafficClass
 from orchestra.providers.hints import read_limits
 
-__all__ = ["Endpoint", "FormatError", "Provider", "StreamReader", "endpoint_at"]
+__all__ = ["Endpoint", "FormatError", "Provider", "StreamReader", "endpoint_at", "in_path"]
 
 
 class FormatError(ValueError):
@@ -43,6 +45,16 @@ _LONGEST_FIRST = sorted((one for one in Endpoint if one is not Endpoint.OTHER), 
 def endpoint_at(path: str) -> Endpoint:
     """Return the endpoint, of whatever wire, that the path of a URL ends with."""
     return next((one for one in _LONGEST_FIRST if path.rstrip("/").endswith(one)), Endpoint.OTHER)
+
+
+def in_path(model: str, safe: str = "") -> str:
+    """Return a model's name as a URL's path takes it: quoted, but for ``safe``, so that it names nothing else.
+
+    Raises InputError for one that would lead to another place.
+    """
+    if not {"", ".", ".."}.isdisjoint(model.split("/")):
+        raise InputError(f"the model {model!r} cannot be part of an address", param="model")
+    return quote(model, safe=safe)
 
 
 class StreamReader(Protocol):

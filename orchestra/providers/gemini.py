@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, timezone, tzinfo
 from functools import cache
 from typing import Any
+from urllib.parse import unquote
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from orchestra.call import Charge, Headers, RateLimit, Usage, read_json
 from orchestra.policies.retry import Fault, Recovery
-from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader
+from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader, in_path
 from orchestra.providers.estimate import estimate_tokens
 from orchestra.providers.event_reader import PlainStreamReader
 from orchestra.providers.faults import error_object, status_fault
@@ -63,10 +64,11 @@ class Gemini(Provider):
         asked = _PATH.search(path)
         if asked is None:
             return None
-        return asked["model"] if asked["folder"] == "/models" else f"tunedModels/{asked['model']}"
+        model = unquote(asked["model"])
+        return model if asked["folder"] == "/models" else f"tunedModels/{model}"
 
     def path_for(self, path: str, model: str) -> str:
-        return _PATH.sub(lambda asked: f"/{_resource(model)}{asked['verb']}", path)
+        return _PATH.sub(lambda asked: f"/{in_path(_resource(model), safe='/')}{asked['verb']}", path)
 
     def payload_for(self, payload: Mapping[str, Any], model: str) -> Mapping[str, Any]:
         # A body need not name the model; where it does, it must be the URL's.

@@ -73,7 +73,7 @@ class ChatStreamReader(_EventReader):
         data = event_data(event)
         if data is None:
             return True
-        if data == b"[DONE]":
+        if data.strip() == b"[DONE]":
             self.ended = True
             return True
         self._unfinished -= len(_FINISH_REASON.findall(data))

@@ -65,7 +65,7 @@ class BlockingOutcome:
 
     def close(self) -> None:
         """End the answer, and what is under way for it."""
-        if not self._over:
+        if not self._over and not self._session.close_from_within(self):
             with suppress(LoopEnded):  # and what was under way with it
                 self._session.run(lambda caller: self.aclose())
 

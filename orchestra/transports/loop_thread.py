@@ -121,6 +121,17 @@ class Session:
                 self._loop.call_soon_threadsafe(errand.leave)
             raise
 
+    def close_from_within(self, one: Closable) -> bool:
+        """In the loop's own thread, where the garbage collector finds what others dropped: close it later.
+
+        Returns whether that is so.
+        """
+        if threading.current_thread() is not self._thread:
+            return False
+        with suppress(RuntimeError):  # the loop is closed, and so is all that lived on it
+            self._loop.call_soon_threadsafe(_close_later, one)
+        return True
+
     def end(self, patience: float | None = None) -> None:
         """Cancel what is under way, close what is open, end the loop, and wait ``patience`` seconds at most."""
         with self._lock:  # nothing is begun behind the end
@@ -229,6 +240,11 @@ class _Errand(Caller, Generic[T]):
             closing.add_done_callback(_closing.discard)
 
 
+def _close_later(one: Closable) -> None:
+    _closing.add(closing := asyncio.ensure_future(one.aclose()))
+    closing.add_done_callback(_closing.discard)
+
+
 def _serve(
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]], still_open: weakref.WeakSet[Closable]
 ) -> None:
@@ -260,7 +276,7 @@ def _stop(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         loop.call_soon_threadsafe(stop.set)
 
 
-_closing: set[asyncio.Future[object]] = set()
+_closing: set[asyncio.Future[Any]] = set()
 _all: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 _stranded: list[Session] = []
 """The parent's, in a forked child: to collect them would write into what they share with the parent."""

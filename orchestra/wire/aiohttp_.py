@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import suppress
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -31,6 +34,8 @@ _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aio
 _UNSENDABLE = (ValueError, aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)
 _ERRORS = (aiohttp.ClientError, TimeoutError, ConnectionError)
 _LONGEST_HEADER = 65_536
+_PIECE = 65_536
+"""Bytes of a body that are written at once."""
 
 
 class AiohttpWire:
@@ -54,21 +59,32 @@ class AiohttpWire:
     ) -> WireResponse:
         session = await self._sessions.get()
         session.busy += 1
-        upload = body if isinstance(body, bytes) else _Upload(body)
+        upload: _Upload | None = None
         try:
             lines = CIMultiDict((name, _as_text(value)) for name, value in sendable(headers, body))
-            response = await session.client.request(
-                method,
-                URL(url, encoded=True),
-                headers=lines,
-                data=upload or None if isinstance(upload, bytes) else upload.chunks(),
-                allow_redirects=False,
-                proxy=session.proxy_for(url),
-                timeout=aiohttp.ClientTimeout(sock_connect=connect_timeout, sock_read=read_timeout),
-            )
+            target = URL(url, encoded=True)
+            if "authorization" in lines and target.user is not None:
+                target = target.with_user(None)  # which the header has said already
+            for _ in range(2):  # turns of the loop, in which it sees what servers have closed while it was busy
+                await asyncio.sleep(0)
+            async with asyncio.timeout(None) as clock:
+                if not isinstance(body, bytes):
+                    upload = _Upload(body, clock, read_timeout)
+                elif len(body) > _PIECE:
+                    upload = _Upload(_pieces(body), clock, read_timeout)
+                    lines["content-length"] = str(len(body))
+                response = await session.client.request(
+                    method,
+                    target,
+                    headers=lines,
+                    data=body or None if upload is None else upload.chunks(),
+                    allow_redirects=False,
+                    proxy=session.proxy_for(url),
+                    timeout=aiohttp.ClientTimeout(sock_connect=connect_timeout, sock_read=read_timeout),
+                )
         except BaseException as error:
             await session.released()
-            if isinstance(upload, _Upload) and upload.error is not None:
+            if upload is not None and upload.error is not None:
                 raise upload.error from None
             if isinstance(error, _UNSENDABLE) and not isinstance(error, aiohttp.ClientConnectorError):
                 told = f"{type(error).__name__} at {host_of(url)}"
@@ -103,6 +119,7 @@ class _Session:
         )
         # aiohttp sends a GET again by itself where its connection is lost; who tries again is decided elsewhere.
         self.client._retry_connection = False
+        weakref.finalize(self, _leave, self.client, asyncio.get_running_loop()).atexit = False
 
     def proxy_for(self, url: str) -> str | None:
         """Return the proxy that the environment names for the host of ``url``."""
@@ -127,20 +144,47 @@ class _Session:
         await self.client.close()
 
 
-class _Upload:
-    """A body that comes piece by piece, and what its source raised: aiohttp would tell of the connection only."""
+def _leave(client: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
+    """Let go of connections that a loop took with it, which was closed without finishing its generators."""
+    connector = client.connector
+    if connector is not None and loop.is_closed():
+        client.detach()
+        with suppress(StopIteration):  # there is no loop that it could wait on
+            next(connector.close().__await__())
 
-    def __init__(self, source: AsyncIterable[bytes]) -> None:
+
+class _Upload:
+    """A body that comes piece by piece, and what its source raised: aiohttp would tell of the connection only.
+
+    ``clock`` is set to end the request where a piece is not taken off our hands within ``timeout`` seconds.
+    """
+
+    def __init__(self, source: AsyncIterable[bytes], clock: asyncio.Timeout, timeout: float | None) -> None:
         self._source = source
+        self._clock = clock
+        self._timeout = timeout
         self.error: Exception | None = None
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         try:
             async for chunk in chunks(self._source):
+                self._wind(self._timeout)
                 yield chunk
+                self._wind(None)
         except Exception as error:
             self.error = error
             raise
+
+    def _wind(self, timeout: float | None) -> None:
+        try:
+            self._clock.reschedule(None if timeout is None else asyncio.get_running_loop().time() + timeout)
+        except RuntimeError:  # the answer came before the body was over
+            self._timeout = None
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
+    for start in range(0, len(body), _PIECE):
+        yield body[start : start + _PIECE]
 
 
 def _wire_response(response: aiohttp.ClientResponse, session: _Session, url: str) -> WireResponse:

@@ -44,7 +44,7 @@ HOP_BY_HOP = frozenset(
 )
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FORBIDDEN = re.compile(r"[\x00\r\n]")
-_NOT_SENT = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "proxy-authorization"}
+_NOT_SENT = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect", "proxy-authorization"}
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ async def chunks(body: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
 
 def host_of(url: str) -> str:
     """Return what of a URL may be told: its host."""
-    return url.split("://")[-1].split("/")[0].split("@")[-1]
+    return re.split(r"[/?#\\]", url.partition("://")[2])[0].rpartition("@")[2]
 
 
 @cache

@@ -41,6 +41,7 @@ class PerLoop(Generic[P]):
         self._open = open_pool
         self._lock = threading.Lock()
         self._pools: dict[asyncio.AbstractEventLoop, tuple[P, AsyncGenerator[None]]] = {}
+        self._retired: list[tuple[P, AsyncGenerator[None]]] = []  # held until nothing is under way
         _everybody.add(self)
 
     async def get(self) -> P:
@@ -54,6 +55,7 @@ class PerLoop(Generic[P]):
                 for dead in [one for one in self._pools if one.is_closed()]:
                     del self._pools[dead]
                 self._pools[loop] = held
+                self._retired = [one for one in self._retired if one[0].busy]
             await anext(held[1])
         return held[0]
 
@@ -61,6 +63,7 @@ class PerLoop(Generic[P]):
         """Retire the pools of all loops. May be called again; a later `get` opens a new one."""
         with self._lock:
             pools, self._pools = self._pools, {}
+            self._retired = [one for one in (*self._retired, *pools.values()) if one[0].busy]
         here = asyncio.get_running_loop()
         for loop, (pool, _) in pools.items():
             if loop is here:
@@ -71,13 +74,13 @@ class PerLoop(Generic[P]):
 
     def busy(self) -> int:
         """Return how many requests are under way, on all loops."""
-        return sum(pool.busy for pool, _ in list(self._pools.values()))
+        return sum(pool.busy for pool, _ in [*self._pools.values(), *self._retired])
 
     def leave_to_parent(self) -> None:
         """Forget all pools, in a forked child: their connections, and the loops they live on, are the parent's."""
         self._lock = threading.Lock()
-        _stranded.append(self._pools)  # kept, since to collect them would close them
-        self._pools = {}
+        _stranded.append((self._pools, self._retired))  # kept, since to collect them would close them
+        self._pools, self._retired = {}, []
 
     async def _hold(self, loop: asyncio.AbstractEventLoop, pool: P) -> AsyncGenerator[None]:
         try:

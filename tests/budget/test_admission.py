@@ -492,3 +492,15 @@ class TestScale:
         assert gate.admission.bulk.backlog == 0.0
         heaps = [gate.admission._expiries, *(job.waiting for job in gate.admission.bulk.queue._jobs.values())]
         assert all(len(heap._run) + len(heap._heap) <= 8 for heap in heaps)
+
+
+def test_nobody_knows_how_long_slots_are_held_before_a_call_has_ended():
+    gate = Gate(slots(2), max_waiting=4)
+    calls = [gate.ask(hold=10.0) for _ in range(7)]
+    assert isinstance(calls[-1].error, QueueFull)
+    assert calls[-1].error.expected_wait is None
+    gate.withdraw(gate.ask(front=True, decide=False))  # which was never under way tells nothing
+    gate.run(10.0)
+    late = [gate.ask(hold=10.0) for _ in range(3)][-1]
+    assert isinstance(late.error, QueueFull)
+    assert 20.0 <= late.error.expected_wait <= 30.0

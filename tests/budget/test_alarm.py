@@ -89,3 +89,28 @@ def test_it_tries_again_where_the_system_had_no_thread(monkeypatch):
             alarm.set(time.monotonic() + 0.01, bell.ring)
     alarm.set(time.monotonic() + 0.01, bell.ring)
     assert bell.rung.wait(5)
+
+
+def test_instants_that_were_replaced_are_not_kept_until_they_come(monkeypatch):
+    """A pool is now near its turn, now waits for a bound a day away: each change would leave an entry behind."""
+    from orchestra.budget import alarm as module
+
+    sizes = []
+
+    def push(heap, entry, push=module.heappush):
+        push(heap, entry)
+        sizes.append(len(heap))
+
+    monkeypatch.setattr(module, "heappush", push)
+    alarm, done = Alarm(), threading.Event()
+
+    def ring():
+        if len(sizes) > 1000:
+            done.set()
+        else:
+            alarm.set(time.monotonic() + 86_400.0, ring)
+            alarm.set(0.0, ring)
+
+    alarm.set(0.0, ring)
+    assert done.wait(10)
+    assert max(sizes) < 100

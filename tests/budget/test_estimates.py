@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from account_lab import AccountLab
-from budget_lab import BULK, Gate, per_minute
+from budget_lab import BULK, Gate, per_day, per_minute
 
-from orchestra.budget.ticket import Ticket
+from orchestra.budget.ticket import State, Ticket
 from orchestra.call import Charge
 
 ESTIMATE = Charge(tokens=150.0, input_tokens=100.0)
@@ -75,3 +75,41 @@ def test_prompts_that_are_wrong_by_three_either_way(believed: float, told: bool)
     assert report.wait(0.99) <= 0.25
     steady = lab.report(10.0, 60.0, per_second=1500.0 / 240.0)
     assert steady.used >= 0.95
+
+
+@pytest.mark.parametrize("metric", ["tokens", "input_tokens", "usd"])
+def test_a_call_that_fits_a_day_is_not_raised_beyond_it(metric: str) -> None:
+    """One odd prompt would else shut out all large calls for ever: what is never let go teaches nothing."""
+    gate = Gate(per_day(metric, 1000.0), reserve=0.0)
+
+    def call(amount: float) -> Ticket:
+        charge = Charge(tokens=amount, input_tokens=amount, usd=amount)
+        ticket = Ticket(charge, BULK, owner=(None, None))
+        gate.admission.enqueue(ticket, gate.now)
+        gate.decide()
+        return ticket
+
+    gate.end(call(100.0), Charge(tokens=1000.0, input_tokens=1000.0, usd=1000.0))
+    gate.run(100_000.0)
+    large = call(600.0)
+    assert large.state is State.GRANTED
+    assert getattr(large.charge, metric) == 1000.0
+    gate.end(large, large.estimate)
+    gate.run(200_000.0)
+    for _ in range(3):  # by and by it is believed again
+        again = call(100.0)
+        assert again.state is State.GRANTED
+        gate.end(again, again.estimate)
+    assert getattr(again.charge, metric) < 200.0
+
+
+def test_costs_that_were_estimated_too_low_are_raised() -> None:
+    """Ten calls at once, each four times as dear as it seems, would pass a cap by far."""
+    gate = Gate(per_day("usd", 1.0), reserve=0.0)
+    gate.end(gate.ask(usd=0.01), Charge(usd=0.04))
+    calls = [gate.ask(usd=0.01, decide=False) for _ in range(200)]
+    gate.decide()
+    running = [ticket for ticket in calls if ticket.state is State.GRANTED]
+    for ticket in running:
+        gate.end(ticket, Charge(usd=0.04))
+    assert 0.9 <= gate.admission.spent["usd"] <= 1.1

@@ -128,13 +128,14 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
         SqliteStore(tmp_path / "file" / "budget.db")
 
 
-def test_a_file_that_is_taken_away_is_made_anew(path):
+def test_a_file_that_is_taken_away_is_made_anew(path, caplog):
     store = SqliteStore(path)
     store.exchange("account", request(want={"requests": 60.0}, urgent=True))
     for file in path.parent.iterdir():
         file.unlink()
     reply = store.exchange("account", request(believed={"requests": 60.0}, kept={"requests": 60.0}))
     assert reply.held == {"requests": 0.0}
+    assert "was taken away" in caplog.text, "the day's count went with it"
     store.close()
 
 

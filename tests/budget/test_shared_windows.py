@@ -14,7 +14,7 @@ from orchestra.budget.ticket import State, Ticket
 from orchestra.budget.window import DAY
 from orchestra.call import Charge
 from orchestra.config import BudgetConfig, LimitsConfig
-from orchestra.errors import BudgetExceeded
+from orchestra.errors import AdmissionTimeout, BudgetExceeded
 
 CAP = Terms({"usd_per_day": (1.0, 1.0 / DAY, DAY)}, 0.0)
 
@@ -53,6 +53,17 @@ def test_ten_calls_of_four_processes_are_three_and_the_rest_are_told():
     assert host.spent() == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize("traffic", [INTERACTIVE, BULK])
+def test_what_has_not_been_borrowed_yet_is_not_called_used_up(traffic):
+    """A day of which nothing is used does not keep a call out, though none of it is here."""
+    host = Money(latency=5.0)
+    late = ask(host.start(), 0.1, traffic, queue_bound=1.0)
+    host.run(2.0)
+    assert isinstance(late.error, AdmissionTimeout)
+    assert "usd" not in str(late.error)
+    assert late.error.expected_wait is None, "nobody has told yet what there is"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_they_do_the_cap_holds_and_is_used(seed):
     rng = random.Random(seed)
@@ -72,6 +83,35 @@ def test_whatever_they_do_the_cap_holds_and_is_used(seed):
         worst = max(worst, host.spent())
     assert worst <= 10.0 + 1e-6
     assert worst >= 8.5
+
+
+@pytest.mark.parametrize("other", [{"requests": (100.0, 1.0)}, {"usd_per_day": (5.0, 5.0 / DAY, DAY)}])
+def test_a_process_with_other_settings_does_not_lift_the_cap(other):
+    """A cron job that knows of no cap begins beside a worker that has one, which is idle just then."""
+    host = Money()
+    worker = host.start()
+    ask(worker, 0.6)
+    host.run(30.0)
+    job = host.start(limits=other)
+    for second in range(30, 90):
+        host.at(float(second), lambda: ask(job, 0.1, queue_bound=5.0))
+        host.at(float(second), lambda: ask(worker, 0.1, queue_bound=5.0))
+    host.run(100.0)
+    assert sum(ticket.charge.usd for ticket in worker.granted) <= 1.0 + 1e-9
+    assert host.account.terms.limits["usd_per_day"][0] == 1.0
+    assert len(job.failed) > 50
+
+
+def test_a_day_is_not_forgotten_while_no_process_limits_it():
+    account = Account(CAP, boot="boot", now=0.0)
+    account.exchange(request("worker", spent={"usd_per_day": 0.9}), boot="boot", now=0.0)
+    without = Terms({"requests": (100.0, 1.0)}, 0.0)
+    account.exchange(Request(holder="job", terms=without, assert_terms=True), boot="boot", now=10.0)
+    assert "usd_per_day" not in account.dimensions
+    account = Account.loads(account.dumps())
+    account.exchange(Request(holder="worker", terms=CAP, assert_terms=True), boot="another", now=5.0)
+    assert account.available("usd_per_day", 6.0) == pytest.approx(0.1)
+    assert account.available("usd_per_day", 5.0 + DAY + 1000.0) == pytest.approx(1.0)
 
 
 def request(holder, **more):

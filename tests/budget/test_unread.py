@@ -46,3 +46,43 @@ def test_many_are_looked_for_once_a_second_together():
     unread.handed(1000, 12.0)
     assert unread.look(12.5)
     assert unread.next_look() == 13.5, "those from before were looked for twice, the last one is still fresh"
+
+
+class Changing(dict):
+    """As a dict is while another thread changes it."""
+
+    def values(self):
+        raise RuntimeError("dictionary changed size during iteration")
+        yield
+
+
+def test_a_stream_that_comes_while_another_thread_looks_does_no_harm():
+    """`next_look` runs in whatever thread pumps: what it raised would reach somebody's call."""
+    unread = Unread()
+    unread.handed(1, 10.0)
+    unread._since = Changing(unread._since)
+    assert unread.next_look() <= 11.0
+
+
+def test_a_slow_reader_is_looked_for_more_and_more_seldom():
+    unread, looks, now = Unread(), 0, 0.0
+    for _ in range(100):
+        unread.handed(1, now)
+        while (look_at := unread.next_look()) < now + 1.5:
+            looks += unread.look(max(now, look_at))
+        now += 1.5
+        unread.asked(1)
+    assert looks < 20, "one every time would be a hundred"
+
+
+def test_a_look_that_was_of_use_is_followed_by_the_next_after_a_second():
+    unread = Unread()
+    for now in (10.0, 20.0, 30.0):
+        unread.handed(1, now)
+        assert unread.look(unread.next_look())
+        unread.asked(1)
+    unread.handed(1, 40.0)
+    assert unread.look(41.0)
+    unread.handed(2, 40.5)
+    unread.ended(1)
+    assert unread.next_look() == 42.0

@@ -43,13 +43,26 @@ def test_time_until_comes_from_the_slots():
 
 
 def test_what_is_reserved_only_a_settlement_brings_back():
-    w = minute()
+    w = day()
     w.reserve(80.0, 0.0)
     assert w.time_until(30.0, 0.0, 0.0) == math.inf
     assert w.least_wait(30.0, 0.0) == 0.0
-    w.settle(80.0, 50.0, 100.0)
-    assert w.time_until(30.0, 0.0, 100.0) == 0.0
-    assert w.time_until(60.0, 0.0, 100.0) == pytest.approx(61.0, abs=1e-5), "it ages from its settlement on"
+    w.settle(80.0, 50.0, 2 * DAY)
+    assert w.time_until(30.0, 0.0, 2 * DAY) == 0.0
+    assert w.time_until(60.0, 0.0, 2 * DAY) == pytest.approx(DAY + 900.0, abs=1e-5), "it ages from its end on"
+
+
+def test_in_a_minute_a_call_counts_from_when_it_goes_however_long_it_takes():
+    w = minute()
+    for start in (0.0, 61.0, 122.0):  # each call takes ten minutes
+        assert w.time_until(100.0, 0.0, start) == 0.0
+        w.reserve(100.0, start)
+        assert w.time_until(1.0, 0.0, start) == pytest.approx(61.0, abs=1e-5)
+    w.settle(100.0, 130.0, 600.0)
+    assert w.used(600.0) == 30.0, "what it took beyond its reservation counts from its end on"
+    w.settle(100.0, 0.0, 601.0)
+    assert w.used(601.0) == 0.0
+    assert w.reserved == 100.0
 
 
 def test_what_exceeds_a_day_never_goes_and_what_exceeds_a_minute_goes_alone():
@@ -126,7 +139,7 @@ STEPS = st.lists(
 
 @given(STEPS, STARTS, st.booleans())
 def test_in_any_span_no_more_than_the_limit_and_room_exactly_when_told(steps, start, held_long):
-    """Each goes when it may: in every span of a minute, what is spent stays within the limit, but for debts."""
+    """Each goes when it may: in every span of a minute, what goes stays within the limit, but for debts."""
     w, now, history, debts = minute(now=start), start, [], 0.0
     for pause, amount, factor in steps:
         now += pause
@@ -140,11 +153,12 @@ def test_in_any_span_no_more_than_the_limit_and_room_exactly_when_told(steps, st
         recent = sum(spent for at, spent in history if at > now - MINUTE)
         assert min(amount, 100.0) <= max(0.0, 100.0 - recent) + 1e-6 or not amount
         w.reserve(amount, now)
+        history.append((now, min(1.0, factor) * amount))
         if held_long:
             now += 5.0
         w.settle(amount, factor * amount, now)
-        history.append((now, factor * amount))
-        debts = max(debts, (factor - 1.0) * amount, factor * amount - 100.0)
+        history.append((now, max(0.0, factor - 1.0) * amount))
+        debts = max(debts, (factor - 1.0) * amount, amount - 100.0, factor * amount - 100.0)
         assert w.used(now) >= sum(spent for at, spent in history if at > now - MINUTE) - 1e-6
         assert len(w.past(now)) <= 62
     for end, _ in history:

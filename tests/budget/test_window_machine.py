@@ -20,7 +20,7 @@ class WindowMachine(RuleBasedStateMachine):
     def open(self, start):
         minute = Window("requests", capacity=REQUESTS, window=MINUTE, now=start)
         self.gate = Gate(minute, per_day("usd", DOLLARS, now=start), slots(SLOTS), now=start, reserve=0.0)
-        self.tickets, self.ended = [], []
+        self.tickets, self.ended, self.withdrawn = [], [], set()
 
     @rule(
         traffic=st.sampled_from([INTERACTIVE, BULK]), usd=USD, bound=st.none() | st.sampled_from([0.0, 30.0, 1e5])
@@ -38,21 +38,25 @@ class WindowMachine(RuleBasedStateMachine):
         if running:
             ticket = data.draw(st.sampled_from(running))
             spent = Charge(usd=part * ticket.charge.usd)
-            self.ended.append((self.gate.now, spent.requests, spent.usd))
+            self.ended.append((self.gate.now, spent.usd))
             for _ in range(1 + twice):
                 self.gate.end(ticket, spent)
 
     @rule(data=st.data())
     def withdraw(self, data):
         if self.tickets:
-            self.gate.withdraw(data.draw(st.sampled_from(self.tickets)))
+            ticket = data.draw(st.sampled_from(self.tickets))
+            if ticket.state is not State.OVER:
+                self.withdrawn.add(ticket)
+            self.gate.withdraw(ticket)
 
     @invariant()
     def no_span_holds_more_than_the_limit(self):
         now = self.gate.now
         running = [ticket.charge for ticket in self.tickets if ticket.state is State.GRANTED]
-        usd = sum(spent for at, _, spent in self.ended if at > now - DAY) + sum(one.usd for one in running)
-        calls = sum(one for at, one, _ in self.ended if at > now - MINUTE) + len(running)
+        usd = sum(spent for at, spent in self.ended if at > now - DAY) + sum(one.usd for one in running)
+        sent = [ticket for ticket in self.gate.granted if ticket not in self.withdrawn]
+        calls = sum(ticket.granted_at > now - MINUTE for ticket in sent)
         assert usd <= DOLLARS + 1e-6
         assert calls <= REQUESTS
         told = {one.name: one.bucket for one in self.gate.admission.dimensions}

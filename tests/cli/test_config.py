@@ -24,7 +24,7 @@ from orchestra.errors import ConfigError
         ({"traffic": {"interactive_reserve": [1]}}, 'must be "auto" or a share from 0 to 0.9'),
         ({"traffic": {"interactive_reserve": True}}, 'must be "auto" or a share from 0 to 0.9'),
         ({"traffic": {"interactive_reserve": float("nan")}}, 'must be "auto" or a share from 0 to 0.9'),
-        ({"providers": {"x": {"kind": "openai-compatible"}}}, "providers.x.base_url: must be the http"),
+        ({"providers": {"x": {"kind": "openai-compatible"}}}, "providers.x.base_url: is missing"),
         ({"local": {"x": {"weights": ""}}}, "local.x.weights: must not be empty"),
         (
             {"local": {"x": {"weights": "w", "threads": 2000}}},

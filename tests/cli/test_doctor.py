@@ -118,9 +118,19 @@ def test_missing_packages(monkeypatch):
     engine = find(findings, "packages: engine")
     assert engine.state == "fail"
     assert engine.detail == "missing: torch"
-    assert engine.remedy == 'pip install "orchestra-llm[local]"'
+    assert engine.remedy == "pip install torch"
     assert find(findings, "packages: plots").state == "warn"
     assert find(doctor.check_packages(needs_engine=False), "packages: engine").state == "warn"
+
+
+def test_dollars_without_a_price():
+    limits = [{"models": ["gpt-*"], "usd_per_day": 1.0}]
+    account = {"kind": "openai", "limits": limits, "prices": [{"models": ["gpt-a"], "input": 1.0, "output": 2.0}]}
+    routes = {"routes": ["one/gpt-a", "one/gpt-b", "one/other"]}
+    config = parse_config({"providers": {"one": account}, "models": {"fast": routes}})
+    (finding,) = doctor.check_prices(config)
+    assert (finding.state, finding.remedy) == ("fail", "add [[providers.one.prices]] for 'gpt-b'")
+    assert "one/gpt-b" in finding.detail
 
 
 def test_a_model_file_of_the_users_own(tmp_path):

@@ -231,6 +231,25 @@ def test_a_process_that_does_not_answer_is_told():
     assert [text for text, _ in describe(found)] == ["pid 7, instance 2", "  no answer within 2 s"]
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"pid": "\x1b[31m", "snapshot": {}},
+        {"pid": 7, "uptime": "long", "snapshot": {}},
+        {"pid": 7, "snapshot": {"pools": 5}},
+        {"pid": 7, "snapshot": {"routes": [1]}},
+        {"pid": 7, "snapshot": {"jobs": {"j": None}}},
+        {"pid": 7},
+    ],
+)
+def test_one_that_talks_nonsense_hides_no_other(nonsense):
+    found = {"processes": [nonsense, *report(pool())["processes"]], "accounts": []}
+    text = "\n".join(text for text, _ in describe(found))
+    assert "it tells nothing that we understand" in text
+    assert "pid 4242  serve.py" in text
+    assert "\x1b" not in text
+
+
 def test_a_shared_account_is_told():
     account = {
         "file": "/srv/budget.db",
@@ -263,6 +282,18 @@ def test_nothing_is_running():
     done = status("--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout) == {"processes": [], "accounts": []}
+
+
+def test_a_folder_that_will_not_do_is_told(tmp_path):
+    (tmp_path / "orchestra").mkdir(mode=0o755)
+    assert "orchestra is open to other users; `chmod 700` closes it" in status().stderr
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "1000"])
+def test_whatever_width_a_terminal_tells_all_is_said(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("orchestra.cli.status._look", lambda pid, file: report(pool()))
+    assert "pid 4242  serve.py" in status().stdout
 
 
 @pytest.mark.parametrize("arguments", [("--pid", "x"), ("--pid", "0"), ("--watch", "0"), ("--nonsense",)])

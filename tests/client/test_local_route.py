@@ -227,13 +227,13 @@ async def test_a_failed_start_is_a_typed_error_and_may_be_tried_again() -> None:
 async def test_what_is_not_installed_is_told_with_the_remedy() -> None:
     died = engine_errors.EngineDied("the model could not be loaded: No module named 'torch'")
     died.__cause__ = ModuleNotFoundError("No module named 'torch'", name="torch")
-    with pytest.raises(LocalEngineError, match=r"'torch': pip install 'orchestra-llm\[local\]'"):
+    with pytest.raises(LocalEngineError, match=r"'torch': `orchestra doctor` says what to install"):
         await route_over(FakeEngine(starts=[died])).send(chat())
 
     def open_engine(config: LocalConfig) -> Any:
         raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
 
-    with pytest.raises(LocalEngineError, match=r"'gguf': pip install 'orchestra-llm\[local\]'"):
+    with pytest.raises(LocalEngineError, match=r"'gguf': `orchestra doctor` says what to install"):
         await LocalRoute("small", LocalConfig(weights="w"), open_engine=open_engine).send(chat())
 
 

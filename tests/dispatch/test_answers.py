@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from typing import Any
 
 import pytest
@@ -237,3 +238,12 @@ async def test_a_success_that_says_error_is_told_in_its_words():
     async with ScriptedProvider(default=answer) as provider, running(config_for({"one": provider})) as lab:
         with pytest.raises(AllRoutesFailed, match="the model is asleep"):
             await lab.dispatcher.send(chat())
+
+
+async def test_the_last_event_of_a_stream_may_have_a_space_behind_it():
+    chunk = {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": None}]}
+    body = f"data: {json.dumps(chunk)}\n\ndata: [DONE] \n\n"
+    reply = Reply(body=body, headers={"content-type": "text/event-stream"})
+    async with ScriptedProvider([reply]) as provider, running(config_for({"one": provider})) as lab:
+        assert await text_of(await lab.dispatcher.send(chat(stream=True))) == "hi"
+        assert lab.in_flight() == 0

@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from dispatch_lab import chat, config_for, running
 
 from orchestra.call import Call
 from orchestra.config import load_config, parse_config
-from orchestra.errors import BudgetExceeded, ConfigError, PriceUnknown
+from orchestra.errors import BudgetExceeded, ConfigError, PriceUnknown, StreamInterrupted
 from orchestra.policies.traffic import TrafficClass
-from orchestra.testing import Reply, ScriptedProvider
+from orchestra.testing import Reply, ScriptedProvider, StreamScript
 
 PRICES = [{"models": ["one-*"], "input": 0.0, "output": 3000.0}]
 """At these, a hundred tokens of output are 0.30 dollars."""
@@ -142,3 +144,32 @@ def test_a_price_needs_both_sides_and_a_fixed_window_no_burst():
         )
     with pytest.raises(ConfigError, match="did you mean 'cached_input'"):
         parse_config({"providers": {"one": {"kind": "openai", "prices": [{"cached_inputs": 1.0}]}}})
+
+
+WORDS = StreamScript(chunks=("word " * 200,) * 20, gap=0.001)
+"""About 5,000 tokens of output, of which nothing is known before."""
+
+
+@pytest.mark.parametrize("ending", ["cut", "dropped", "told nothing", "whole, and told nothing"])
+async def test_what_was_seen_of_an_answer_counts_where_its_usage_was_not_told(ending):
+    """A call without a bound sets little aside. If that were all that counts, dropped streams would be free."""
+    scripts = {"cut": replace(WORDS, drop_after=19), "dropped": WORDS, "told nothing": replace(WORDS, usage=False)}
+    message = {"role": "assistant", "content": "word " * 4000}
+    whole = {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    reply = Reply(stream=scripts[ending]) if ending in scripts else Reply(body=whole)
+    async with (
+        ScriptedProvider(default=reply) as provider,
+        running(capped({"one": provider}, usd=100.0)) as lab,
+    ):
+        outcome = await lab.dispatcher.send(chat(stream=ending in scripts))
+        size = 0
+        with suppress(StreamInterrupted):
+            async for chunk in outcome.body:
+                size += len(chunk)
+                if ending == "dropped" and size > 10_000:
+                    break
+        await outcome.aclose()
+        least = 0.8 * (size / 4) * 3000.0 / 1e6
+        assert least > 2.0, "far more than was set aside"
+        assert usd(lab)["used"] >= least
+        assert lab.in_flight() == 0

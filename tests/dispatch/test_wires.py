@@ -13,7 +13,7 @@ from orchestra.call import Call
 from orchestra.config import parse_config
 from orchestra.dispatch.accounts import Account
 from orchestra.errors import InputError
-from orchestra.testing import ScriptedProvider
+from orchestra.testing import Reply, ScriptedProvider
 
 CONTENT = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
 OWN = (("x-goog-api-key", "callers-own"), ("x-goog-user-project", "p"), ("content-type", "application/json"))
@@ -176,3 +176,50 @@ async def test_of_two_accounts_at_a_host_the_one_that_speaks_the_wire_is_meant(p
             outcome = await lab.dispatcher.send(post(provider.origin + path, payload))
             await outcome.read()
         assert (outcome.status, outcome.route, outcome.usage.certainty) == (200, route, "known")
+
+
+@pytest.mark.parametrize("model", ["..", "../../v1/files", "a/../b", ".", "a/./b", "a//b", ""])
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("gemini", "/v1beta/models/fast:generateContent"),
+        ("azure", "/openai/deployments/fast/chat/completions"),
+    ],
+)
+def test_a_models_name_leads_to_no_other_endpoint(kind: str, path: str, model: str):
+    with pytest.raises(InputError, match="cannot be part of an address"):
+        account(kind, "https://a.example").provider.path_for(path, model)
+
+
+def test_a_models_name_is_quoted_in_a_path():
+    provider = account("gemini", "https://a.example").provider
+    for model in ("m:delete?x", "a#b", "a%2f..", "x\r\ny", "\u00e9"):
+        path = provider.path_for("/v1beta/models/fast:generateContent", model)
+        assert path.isascii()
+        assert not set("?#\r\n") & set(path)
+        assert path.count(":") == 1
+        assert provider.model_in(path) == model
+
+
+async def test_a_cookie_of_another_host_than_the_callers_is_not_handed_on():
+    async with ScriptedProvider() as here, ScriptedProvider() as there:
+        providers = {
+            "here": {"kind": "openai-compatible", "base_url": here.base_url},
+            "there": {"kind": "openai-compatible", "base_url": there.base_url, "api_key": "k"},
+        }
+        models = {"fast": {"routes": ["here/a"]}, "other": {"routes": ["there/b"]}}
+        async with running({"providers": providers, "models": models}) as lab:
+            for model, given in (("fast", True), ("other", False)):
+                for provider in (here, there):
+                    provider.script.append(Reply(headers={"set-cookie": "a=b"}))
+                call = post(f"{here.base_url}/chat/completions", {"model": model, "messages": []}, ())
+                outcome = await lab.dispatcher.send(call)
+                await outcome.read()
+                assert (outcome.header("set-cookie") is not None) is given
+
+
+async def test_an_address_that_is_none_is_the_callers_fault():
+    config = {"providers": {"one": {"kind": "openai-compatible", "base_url": "http://a.example", "api_key": "k"}}}
+    async with running(config) as lab:
+        with pytest.raises(InputError, match="malformed"):
+            await lab.dispatcher.send(post("http://a.example:99999/v1/x", {"model": "m"}))

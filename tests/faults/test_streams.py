@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -185,3 +188,54 @@ async def test_a_queued_bulk_call_that_is_cancelled_is_never_sent():
         await first
         await front.ask("last")
         assert [said(hit) for hit in provider.log] == ["first", "last"]
+
+
+@pytest.mark.soak
+async def test_ten_thousand_cancelled_streams_leave_nothing_behind(soak: Callable[[int], int]):
+    """BerriAI/litellm#27955, at length: no lease, task, connection or memory is left of cancelled streams."""
+    stream = Reply(stream=StreamScript(chunks=["x"] * 8, gap=0.002))
+    rng = random.Random(7)
+    async with ScriptedProvider(default=stream) as provider, fronted(provider, max_concurrency=40) as front:
+
+        async def read(index: int) -> None:
+            answered = await front.ask(stream=True)
+            async for _ in answered:
+                if index % 4 == 0:  # the SDK closes it
+                    await answered.close()
+                    return
+
+        async def cancel(count: int) -> None:
+            for start in range(0, count, 50):
+                tasks = [asyncio.create_task(read(start + index)) for index in range(min(50, count - start))]
+                for task in tasks:
+                    if rng.random() < 0.7:
+                        asyncio.get_running_loop().call_later(rng.random() * 0.02, task.cancel)
+                await asyncio.gather(*tasks, return_exceptions=True)
+            provider.log.clear()
+            await until(lambda: front.in_flight() == front.waiting() == provider.in_flight == 0)
+            await asyncio.sleep(0.05)
+            gc.collect()
+
+        def left() -> tuple[int, int]:
+            return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+        await cancel(200)
+        tasks, files = left()
+        tracemalloc.start()
+        try:
+            await cancel(200)
+            memory = tracemalloc.get_traced_memory()[0]
+            tracemalloc.stop()
+            await cancel(soak(10_000) - 600)
+            tracemalloc.start()
+            await cancel(200)
+            grown = tracemalloc.get_traced_memory()[0] - memory
+        finally:
+            tracemalloc.stop()
+        assert grown < 2_000_000
+        assert left()[0] <= tasks + 2
+        assert left()[1] <= files + 5
+        assert front.orc._wire.busy() == 0
+        provider.peak, provider.service_time = 0, 0.05
+        await asyncio.gather(*(front.ask() for _ in range(80)))
+        assert provider.peak == 40, "the whole limit is there again"

@@ -51,18 +51,6 @@ def show():
         yield shown
 
 
-def serving() -> int:
-    """How many threads run the server's code."""
-    files = ((frame.f_code.co_filename for frame in walk(top)) for top in sys._current_frames().values())
-    return sum(status_server.__file__ in names for names in files)
-
-
-def walk(frame):
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def snapshots():
     return [one.told["snapshot"] if one.told else one.fault for one in look_around()]
 
@@ -145,19 +133,33 @@ def test_who_is_forgotten_is_shown_no_longer(show, folder):
     assert list(folder.iterdir()) == []
 
 
+THREADS = """
+import sys, time
+from orchestra.observe.beacon import Beacon
+from orchestra.observe.status_client import look_around
+
+class Owner:
+    def snapshot(self):
+        return {"it": "is me"}
+
+def threads():
+    return len(sys._current_frames())
+
+assert threads() == 1
+owner = Owner()
+made = Beacon(owner)
+assert [one.told["snapshot"] for one in look_around()] == [{"it": "is me"}]
+assert threads() == 2
+made.close()
+until = time.monotonic() + 5
+while threads() > 1 and time.monotonic() < until:
+    time.sleep(0.005)
+assert threads() == 1
+"""
+
+
 def test_when_nothing_is_shown_there_is_no_thread():
-    until = time.monotonic() + 5
-    while serving() and time.monotonic() < until:  # an earlier test's may be about to end
-        time.sleep(0.005)
-    owner = Owner()
-    made = Beacon(owner)
-    assert snapshots() == [{}]
-    assert serving() == 1
-    made.close()
-    until = time.monotonic() + 5
-    while serving() and time.monotonic() < until:
-        time.sleep(0.005)
-    assert not serving()
+    subprocess.run([sys.executable, "-c", THREADS], check=True)
 
 
 def test_it_opens_and_closes_again_and_again(show):
@@ -312,6 +314,38 @@ def test_a_process_that_does_not_answer_is_named(folder):
         (seen,) = look_around(timeout=0.03)
     assert (seen.pid, seen.told) == (77, None)
     assert seen.fault.startswith("no answer within 0.03 s")
+
+
+def test_one_that_never_comes_to_an_end_is_not_waited_for(folder):
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as odd:
+        with address(folder / "77-1.sock") as where:
+            odd.bind(where)
+        odd.listen()
+
+        def drip():
+            accepted, _ = odd.accept()
+            with accepted, contextlib.suppress(OSError):
+                accepted.recv(4096)
+                accepted.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n")
+                for _ in range(400):
+                    accepted.sendall(b" ")
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        (seen,) = look_around(timeout=0.1)
+        thread.join()
+    assert seen.fault.startswith("no answer within 0.1 s")
+
+
+def test_a_newer_version_is_named(show, monkeypatch):
+    monkeypatch.setattr(beacons, "FORMAT", beacons.FORMAT + 1)
+    owner = Owner()
+    show(owner)
+    (seen,) = look_around()
+    assert seen.told is None
+    assert "a newer version of orchestra runs there" in seen.fault
 
 
 def test_one_that_talks_nonsense_is_named(folder):

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from orchestra.budget.dimension import Dimension
-from orchestra.budget.limits import describe_limit, open_limit
+from orchestra.budget.limits import describe_limit, open_limit, terms_of
 from orchestra.budget.window import Past, Window
 
 __all__ = ["LEASE_SECONDS", "Account", "Amounts", "Holder", "Reply", "Request", "Terms"]
@@ -124,6 +124,7 @@ class Account:
         self.at = now
         self.holders: dict[str, Holder] = {}
         self.dimensions: dict[str, Dimension] = {}
+        self._aside: dict[str, Dimension] = {}
         self._set_terms(terms, now)
 
     def exchange(self, request: Request, *, boot: str, now: float) -> Reply:
@@ -153,9 +154,11 @@ class Account:
         """Let time pass until ``now`` of the time base ``boot``, and return the instant that it is then."""
         if boot != self.boot:
             terms, holders = self.terms, self.holders
-            states = {name: self._state(name, self.at) for name in self.dimensions}
+            states = {name: _state(one, self.at) for name, one in self.dimensions.items()}
+            aside = {name: (terms_of(one.bucket), _state(one, self.at)) for name, one in self._aside.items()}
             self.boot, self.at, self.holders = boot, now, {}
             self._restore(terms, states, now)
+            self._aside = {name: self._open(name, *past, now) for name, past in aside.items()}
             for holder in holders.values():
                 self._write_off(holder, now)
         self.at = now = max(now, self.at)
@@ -326,33 +329,37 @@ class Account:
     # Its limits
 
     def _set_terms(self, terms: Terms, now: float) -> None:
+        """Change the limits. What was used of a day is kept in mind, even while no process has that limit."""
         states = {}
+        known = {**self._aside, **self.dimensions}
         for name, limit in terms.limits.items():
-            if name in self.dimensions:
-                self.dimensions[name].change(open_limit(name, limit, now), now)
-                states[name] = self._state(name, now)
+            if name in known:
+                dimension = known.pop(name)
+                dimension.change(open_limit(name, limit, now), now)
+                states[name] = _state(dimension, now)
+        self._aside = {name: dimension for name, dimension in known.items() if dimension.bucket.hard}
+        for name, dimension in self._aside.items():
+            dimension.bucket.settle(0.0, self.held(name), now)
         self._restore(terms, states, now)
         for holder in self.holders.values():
             holder.held = {name: holder.held.get(name, 0.0) for name in terms.limits}
             holder.want = {name: amount for name, amount in holder.want.items() if name in terms.limits}
 
-    def _state(self, name: str, now: float) -> State:
-        dimension = self.dimensions[name]
-        bucket = dimension.bucket
-        past = bucket.past(now) if isinstance(bucket, Window) else None
-        return bucket.used(now), dimension.depth(now), dimension.reserve.share(now), past
-
     def _restore(self, terms: Terms, states: Mapping[str, State], now: float) -> None:
         self.terms = terms
-        self.dimensions = {}
-        for name, limit in terms.limits.items():
-            used, depth, level, past = states.get(name, (0.0, 0.0, None, None))
-            bucket = open_limit(name, limit, now)
-            if isinstance(bucket, Window) and past is not None:
-                bucket.restore(past, now)
-            else:
-                bucket.settle(0.0, used, now)
-            self.dimensions[name] = Dimension(bucket, terms.reserve, now, depth=depth, level=level)
+        fresh: State = (0.0, 0.0, None, None)
+        self.dimensions = {
+            name: self._open(name, limit, states.get(name, fresh), now) for name, limit in terms.limits.items()
+        }
+
+    def _open(self, name: str, limit: tuple[float, ...], state: State, now: float) -> Dimension:
+        used, depth, level, past = state
+        bucket = open_limit(name, limit, now)
+        if isinstance(bucket, Window) and past is not None:
+            bucket.restore(past, now)
+        else:
+            bucket.settle(0.0, used, now)
+        return Dimension(bucket, self.terms.reserve, now, depth=depth, level=level)
 
     # As text
 
@@ -364,7 +371,8 @@ class Account:
                 "at": self.at,
                 "reserve": self.terms.reserve,
                 "limits": self.terms.limits,
-                "states": {name: self._state(name, self.at) for name in self.dimensions},
+                "states": {name: _state(one, self.at) for name, one in self.dimensions.items()},
+                "aside": {name: (terms_of(one.bucket), _state(one, self.at)) for name, one in self._aside.items()},
                 "holders": {name: asdict(holder) for name, holder in self.holders.items()},
             },
             separators=(",", ":"),
@@ -378,15 +386,24 @@ class Account:
             limits = {name: tuple(map(float, limit)) for name, limit in data["limits"].items()}
             terms = Terms(limits, data["reserve"])
             account = cls(terms, boot=data["boot"], now=float(data["at"]))
-            states = {
-                name: (used, depth, level, *(past or [None]))
-                for name, (used, depth, level, *past) in data["states"].items()
-            }
+            states = {name: _read_state(*state) for name, state in data["states"].items()}
             account._restore(terms, states, account.at)
+            for name, (limit, state) in data.get("aside", {}).items():
+                account._aside[name] = account._open(name, tuple(limit), _read_state(*state), account.at)
             account.holders = {name: Holder(**holder) for name, holder in data["holders"].items()}
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the state of an account: {error!r}") from None
         return account
+
+
+def _state(dimension: Dimension, now: float) -> State:
+    bucket = dimension.bucket
+    past = bucket.past(now) if isinstance(bucket, Window) else None
+    return bucket.used(now), dimension.depth(now), dimension.reserve.share(now), past
+
+
+def _read_state(used: float, depth: float, level: float | None, past: Past | None = None) -> State:
+    return used, depth, level, past  # the last is missing in files of the first form
 
 
 def _turn(name: str, holder: Holder) -> tuple[bool, float, str]:

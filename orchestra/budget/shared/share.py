@@ -11,8 +11,8 @@ alone. Bulk gets a quarter of a second's, and otherwise waits for its turn at th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestra.budget.admission import Admission
@@ -69,6 +69,7 @@ class Share:
         self.processes = 0
         self.woken = False
         self._terms: Terms | None = None
+        self._own_limits: Mapping[str, tuple[float, ...]] = {}
         self._assert_terms = False
         self._demand: dict[str, tuple[_Demand, _Demand]] = {}
         self._targets: dict[str, tuple[float, float]] = {}
@@ -83,6 +84,7 @@ class Share:
         """Take limits from the settings, for the account to take on. Return the slices of them."""
         limits = {bucket.name: terms_of(bucket) for bucket in buckets}
         self._terms = Terms(limits, reserve)
+        self._own_limits = limits
         self._assert_terms = True
         self.next_at = now
         return self._cut(now)
@@ -171,7 +173,8 @@ class Share:
             slice.refunded -= request.refunded.get(metric, 0.0)
         self._assert_terms = self._assert_terms and request.terms != self._terms
         if reply.terms != self._terms and not self._assert_terms:
-            self._terms = reply.terms
+            self._terms = self._with_own_cap(reply.terms)
+            self._assert_terms = self._terms != reply.terms
             admission.set_limits(self._cut(now), now)
         self._yields, self._cramped, self.processes = reply.yield_bulk, reply.cramped, reply.processes
         for metric, slice in self.slices.items():
@@ -279,6 +282,16 @@ class Share:
     def _limiting(self, metric: str) -> Slice | None:
         slice = self.slices.get(metric)
         return slice if slice is not None and slice.capacity < math.inf else None
+
+    def _with_own_cap(self, terms: Terms) -> Terms:
+        """Return the account's terms, and of limits in dollars the lower one: another process, which has other
+        settings, does not lift the cap of this one."""
+        caps = {
+            name: limit
+            for name, limit in self._own_limits.items()
+            if name == "usd_per_day" and limit[0] < terms.limits.get(name, (math.inf,))[0]
+        }
+        return replace(terms, limits={**terms.limits, **caps}) if caps else terms
 
     def _cut(self, now: float) -> list[Slice]:
         """Return the slices of the limits that hold, those that are there already resized."""

@@ -24,9 +24,9 @@ class Slice(Bucket):
     From ``valid_until`` on the account may have given it all to others: nothing is there then.
 
     Of what refills, a call spends its reservation when it goes, and what it did not need is refunded. Of a stock
-    and of a window it pins its reservation, which goes on being held, until it is over: what leaves a window must
-    not begin to age before it is known. ``written_off`` is what was pinned when the account took it for spent.
-    ``barred`` is an instant before which the account cannot let so much go.
+    and of a day it pins its reservation, which goes on being held, until it is over: what leaves a hard window
+    must not begin to age before it is known. ``written_off`` is what was pinned when the account took it for
+    spent. ``barred`` is an instant before which the account cannot let so much go.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Slice(Bucket):
     @property
     def pins(self) -> bool:
         """Whether what is reserved goes on being held."""
-        return not self.rate or self.window > 0
+        return not self.rate or self.hard
 
     @property
     def stock(self) -> float:
@@ -114,6 +114,14 @@ class Slice(Bucket):
             return math.inf
         until, barred = self.barred
         return max(0.0, until - now) if amount >= barred else 0.0
+
+    def is_known(self, now: float) -> bool:
+        """Return whether the account has answered lately. Else nobody knows what it has left."""
+        return now < self.valid_until
+
+    def used_up_for(self, amount: float, now: float) -> float:
+        """As a bucket's. That nothing is left here says nothing about the account: others may hold it."""
+        return self.least_wait(amount, now) if self.hard else 0.0
 
     def reserve(self, amount: float, now: float) -> None:
         self.reserved += amount

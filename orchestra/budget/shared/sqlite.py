@@ -7,6 +7,7 @@ and stands still while the machine sleeps; the machine's boot tells whether they
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -32,6 +33,8 @@ MIGRATIONS: Final = (
 )
 
 _BUSY_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
 
 
 @cache
@@ -139,6 +142,9 @@ class SqliteStore:
         """Return the open connection. A file that was taken away under it is made anew."""
         if self._db is not None and self._identity() != self._opened:
             self._close()
+            logger.warning(
+                "%s was taken away: a new one is made, and what is left of a day counts anew", self.path
+            )
         if self._db is None:
             self._db = self._open()
             self._opened = self._identity()
