@@ -34,14 +34,12 @@ def judge(scenario: Scenario, results: Mapping[str, Mapping[str, Any]]) -> list[
         verdicts.append(("calls refused", f"<= {targets.refused:.1%}", f"{share:.2%}", share <= targets.refused))
     if targets.used is not None:
         verdicts.append(("limit used", f">= {targets.used}", f"{ours['used']:.3f}", ours["used"] >= targets.used))
-    peers = {name: _answered(one) for name, one in results.items() if name not in ("orchestra", "floor")}
+    peers = {name: one["served"] for name, one in results.items() if name not in ("orchestra", "floor")}
     if targets.of_best_peer is not None and peers:
         best = max(peers, key=lambda name: peers[name])
-        share = _answered(ours) / max(1, peers[best])
+        share = ours["served"] / max(1, peers[best])
         asked = f">= {targets.of_best_peer:.0%} of the best peer ({best}: {peers[best]})"
-        verdicts.append(
-            ("calls answered", asked, f"{_answered(ours)} ({share:.0%})", share >= targets.of_best_peer)
-        )
+        verdicts.append(("calls served", asked, f"{ours['served']} ({share:.0%})", share >= targets.of_best_peer))
     return verdicts
 
 
@@ -50,7 +48,19 @@ def show(
 ) -> None:
     """Print the figures of every client, why others are absent, and our targets."""
     table = Table(title=f"{scenario.name}: {scenario.about}", title_justify="left")
-    for column in ("client", "wait p50", "p95", "p99", "refused", "", "used", "interactive", "bulk", "CPU"):
+    for column in (
+        "client",
+        "wait p50",
+        "p95",
+        "p99",
+        "refused",
+        "",
+        "used",
+        "served",
+        "interactive",
+        "bulk",
+        "CPU",
+    ):
         table.add_column(column, justify="left" if column == "client" else "right")
     for name, one in results.items():
         table.add_row(
@@ -59,6 +69,7 @@ def show(
             str(one["refused"]["calls"]),
             f"{one['refused']['share']:.1%}",
             f"{one['used']:.3f}",
+            str(one["served"]),
             f"{one['interactive']['answered']}/{one['interactive']['asked']}",
             str(one["bulk"]["answered"]),
             f"{one['cpu_s']:.1f} s",
@@ -111,11 +122,6 @@ def plot(scenario: Scenario, results: Mapping[str, Mapping[str, Any]], path: Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def _answered(one: Mapping[str, Any]) -> int:
-    answered: int = one["interactive"]["answered"] + one["bulk"]["answered"]
-    return answered
 
 
 def _ms(seconds: float) -> str:

@@ -17,14 +17,16 @@ def score(
     """Return the figures of one client's run, which may have been several processes.
 
     ``wait`` is how much later than an unhindered call interactive ones were answered, in seconds, by percentile;
-    one that was not answered counts as still waiting at the end.
+    one that was not answered counts as still waiting at the end. ``served`` counts the calls of both classes that
+    the provider let in while use counts: not the burst before, which is the larger the longer a client takes to
+    take in the backlog.
     """
     end = start + scenario.seconds
     cut = end + scenario.grace
     calls = [call for client in clients for call in client["interactive"]]
     waits = sorted(max(0.0, (cut if done is None else done) - due - scenario.service) for due, done in calls)
     hits = [(at - start, status, tokens) for at, status, tokens in provider["hits"] if at <= cut]
-    used, refused = _use(scenario, hits, provider["started"] - start)
+    used, refused, served = _use(scenario, hits, provider["started"] - start)
     errors: dict[str, int] = {}
     for client in clients:
         for error, count in client["errors"].items():
@@ -42,6 +44,7 @@ def score(
         },
         "refused": {"calls": sum(status == 429 for _, status, _ in hits), "share": round(refused, 4)},
         "used": round(used, 4),
+        "served": served,
         "peak_in_flight": provider["peak"],
         "cpu_s": round(sum(client["cpu_s"] for client in clients), 2),
         "handing_over_s": max(client["handing_over_s"] for client in clients),
@@ -62,12 +65,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 def _use(
     scenario: Scenario, hits: Sequence[tuple[float, int | None, float]], tenant_from: float
-) -> tuple[float, float]:
-    """Return the least share of the refill that was used in any window, and the largest that was refused."""
-    used, refused = math.inf, 0.0
+) -> tuple[float, float, int]:
+    """Return the least share of the refill that was used in any window, the largest that was refused, and how
+    many calls were let in."""
+    used, refused, served = math.inf, 0.0, 0
     for since, until in scenario.windows():
         within = [hit for hit in hits if since <= hit[0] < until]
         passed = [hit for hit in within if hit[1] != 429]
+        served += len(passed)
         refill = scenario.factor(since) * (until - since) / 60
         shares = (
             len(passed) / (scenario.requests_per_minute * refill),
@@ -76,7 +81,7 @@ def _use(
         used = min(used, max(shares) + _tenant(scenario, since - tenant_from, until - tenant_from))
         counted = within if scenario.settle else hits
         refused = max(refused, sum(hit[1] == 429 for hit in counted) / max(1, len(counted)))
-    return used, refused
+    return used, refused, served
 
 
 def _tenant(scenario: Scenario, since: float, until: float) -> float:
