@@ -20,7 +20,7 @@ from orchestra.budget.dimension import Dimension
 from orchestra.budget.learning import Learning
 from orchestra.budget.line import Line
 from orchestra.budget.refusals import budget_exceeded, price_unknown, queue_full, timed_out
-from orchestra.budget.ticket import State, Ticket
+from orchestra.budget.ticket import UNRAISED, State, Ticket
 from orchestra.call import Charge, RateLimit
 from orchestra.errors import AdmissionError
 from orchestra.policies.calibration import Calibration
@@ -112,6 +112,7 @@ class Admission:
         self._usual_hold: float | None = None
         self._prompts = Calibration()
         self._costs = Calibration(_DOUBT_USD)
+        self._factors = UNRAISED
         self._untried = True
         self.learning = Learning(reserve=reserve, careful=careful, now=now)
         self.set_limits(buckets, now)
@@ -200,16 +201,14 @@ class Admission:
         charge = ticket.charge
         self.learning.ended(charge, spent, ticket.held_in, now)
         self._untried = self._untried and spent is NOTHING
-        if spent is not charge and spent.input_tokens and ticket.estimate.input_tokens:
-            self._prompts.observe(ticket.estimate.input_tokens, spent.input_tokens)
-        if spent is not charge and spent.usd and ticket.estimate.usd:
-            self._costs.observe(ticket.estimate.usd, spent.usd)
+        if spent is not charge:
+            self._calibrate(ticket.estimate, spent)
         if spent.usd is None and charge.usd is not None:
             spent = replace(spent, usd=charge.usd)
         for dimension in ticket.held_in:
             dimension.bucket.settle(dimension.amount(charge), dimension.spent(spent), now)
         (self.interactive if ticket.traffic is _INTERACTIVE else self.bulk).in_use -= 1
-        if not self._in_flight():
+        if not (self.interactive.in_use or self.bulk.in_use):
             self.learning.idle(now)
         if spent is not NOTHING:
             held, usual = now - ticket.granted_at, self._usual_hold
@@ -220,6 +219,16 @@ class Admission:
         total["input_tokens"] += spent.input_tokens
         total["output_tokens"] += spent.output_tokens
         total["usd"] += spent.usd or 0.0
+
+    def _calibrate(self, estimate: Charge, spent: Charge) -> None:
+        """Learn how far estimates are off. Waiting calls are raised anew where it makes a hundredth."""
+        if spent.input_tokens and estimate.input_tokens:
+            self._prompts.observe(estimate.input_tokens, spent.input_tokens)
+        if spent.usd and estimate.usd:
+            self._costs.observe(estimate.usd, spent.usd)
+        prompts, costs = self._factors
+        if abs(self._prompts.factor - prompts) > 0.01 or abs(self._costs.factor - costs) > 0.01:
+            self._factors = self._prompts.factor, self._costs.factor
 
     # What it decides
 
@@ -289,8 +298,8 @@ class Admission:
         """Return what holds a call back, and until when: until ``now`` if nothing does."""
         if now < self.paused_until:
             return self.pause_reason, self.paused_until
-        if ticket.raised_by != (factors := (self._prompts.factor, self._costs.factor)):
-            self._raise(ticket, factors)
+        if ticket.raised_by is not self._factors:
+            self._raise(ticket, self._factors)
         reason, delay = "", 0.0
         charge = ticket.charge
         spares = ticket.traffic is _BULK and not owed

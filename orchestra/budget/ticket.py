@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from orchestra.policies.fairness import Place
     from orchestra.policies.heap import Entry
 
-__all__ = ["State", "Ticket", "check_charge"]
+__all__ = ["UNRAISED", "State", "Ticket", "check_charge"]
 
 _MOST = 1e30
+UNRAISED = (1.0, 1.0)
+"""The factors, of a prompt's tokens and of dollars, by which an estimate is raised that is believed."""
 
 
 class State(enum.Enum):
@@ -101,7 +103,7 @@ class Ticket:
         self.owner = owner
 
         self.state = _NEW
-        self.raised_by = (1.0, 1.0)
+        self.raised_by = UNRAISED
         self.error: AdmissionError | None = None
         self.entered_at = 0.0
         self.granted_at = 0.0
