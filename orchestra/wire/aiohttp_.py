@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from orchestra.call import Body, Headers
-from orchestra.errors import ConfigError, ConnectionFailed, InputError
+from orchestra.errors import ConfigError, ConnectionFailed
 from orchestra.wire.base import (
     AGENT,
     BODILESS,
@@ -24,6 +24,7 @@ from orchestra.wire.base import (
     chunks,
     host_of,
     sendable,
+    unsendable,
 )
 from orchestra.wire.loops import PerLoop
 
@@ -87,8 +88,7 @@ class AiohttpWire:
             if upload is not None and upload.error is not None:
                 raise upload.error from None
             if isinstance(error, _UNSENDABLE) and not isinstance(error, aiohttp.ClientConnectorError):
-                told = f"{type(error).__name__} at {host_of(url)}"
-                raise InputError(f"the request's address or one of its headers cannot be sent ({told})") from None
+                raise unsendable(error, url) from None
             if isinstance(error, _ERRORS):
                 raise _failure(error, url) from None
             raise

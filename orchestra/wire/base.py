@@ -12,6 +12,7 @@ from typing import Protocol
 import httpx2
 
 from orchestra.call import Body, Headers
+from orchestra.errors import InputError
 
 __all__ = [
     "AGENT",
@@ -24,6 +25,7 @@ __all__ = [
     "chunks",
     "host_of",
     "sendable",
+    "unsendable",
 ]
 
 AGENT = "orchestra-llm"
@@ -118,6 +120,12 @@ async def chunks(body: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
 def host_of(url: str) -> str:
     """Return what of a URL may be told: its host."""
     return re.split(r"[/?#\\]", url.partition("://")[2])[0].rpartition("@")[2]
+
+
+def unsendable(error: BaseException, url: str) -> InputError:
+    """Return our error for a request that can be written to no wire. It quotes nothing: there may be a secret."""
+    told = f"{type(error).__name__} at {host_of(url)}"
+    return InputError(f"the request's address or one of its headers cannot be sent ({told})")
 
 
 @cache

@@ -9,7 +9,7 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 import httpx2
 
 from orchestra.call import Body, Headers
-from orchestra.errors import ConfigError, ConnectionFailed, InputError
+from orchestra.errors import ConfigError, ConnectionFailed
 from orchestra.wire.base import (
     AGENT,
     BODILESS,
@@ -20,6 +20,7 @@ from orchestra.wire.base import (
     chunks,
     host_of,
     sendable,
+    unsendable,
 )
 from orchestra.wire.loops import PerLoop
 
@@ -74,8 +75,7 @@ class Httpx2Wire:
         except BaseException as error:
             await slot.release()
             if isinstance(error, _UNSENDABLE):
-                told = f"{type(error).__name__} at {host_of(url)}"
-                raise InputError(f"the request's address or one of its headers cannot be sent ({told})") from None
+                raise unsendable(error, url) from None
             if isinstance(error, _ERRORS):
                 raise _failure(error, url) from None
             raise

@@ -167,7 +167,7 @@ def test_a_stream_that_the_loops_own_thread_collects_is_closed_without_complaint
             sdk = openai.OpenAI(base_url=provider.base_url, api_key="k", http_client=orc.sync_http_client())
             gc.disable()
             for _ in range(3):
-                for _ in sdk.chat.completions.create(model="fast", messages=MESSAGES, stream=True):  # type: ignore
+                for _ in sdk.chat.completions.create(model="fast", messages=MESSAGES, stream=True):
                     break
 
             async def collect(caller: object) -> None:
