@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def show():
 
 def snapshots():
     return [one.told["snapshot"] if one.told else one.fault for one in look_around()]
+
+
+@contextlib.contextmanager
+def listening(folder: Path) -> Iterator[socket.socket]:
+    """A socket where a program with the number 77 would be, which answers nothing by itself."""
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as odd:
+        with address(folder / "77-1.sock") as where:
+            odd.bind(where)
+        odd.listen()
+        yield odd
 
 
 def connect(folder: Path) -> socket.socket:
@@ -306,22 +318,14 @@ def test_other_users_are_not_answered(user, may):
 
 
 def test_a_process_that_does_not_answer_is_named(folder):
-    folder.mkdir(mode=0o700)
-    with socket.socket(socket.AF_UNIX) as stuck:
-        with address(folder / "77-1.sock") as where:
-            stuck.bind(where)
-        stuck.listen()
+    with listening(folder):
         (seen,) = look_around(timeout=0.03)
     assert (seen.pid, seen.told) == (77, None)
     assert seen.fault.startswith("no answer within 0.03 s")
 
 
 def test_one_that_never_comes_to_an_end_is_not_waited_for(folder):
-    folder.mkdir(mode=0o700)
-    with socket.socket(socket.AF_UNIX) as odd:
-        with address(folder / "77-1.sock") as where:
-            odd.bind(where)
-        odd.listen()
+    with listening(folder) as odd:
 
         def drip():
             accepted, _ = odd.accept()
@@ -349,11 +353,7 @@ def test_a_newer_version_is_named(show, monkeypatch):
 
 
 def test_one_that_talks_nonsense_is_named(folder):
-    folder.mkdir(mode=0o700)
-    with socket.socket(socket.AF_UNIX) as odd:
-        with address(folder / "77-1.sock") as where:
-            odd.bind(where)
-        odd.listen()
+    with listening(folder) as odd:
 
         def babble():
             accepted, _ = odd.accept()
