@@ -86,7 +86,7 @@ def _fits(client: Client, scenario: Scenario) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    told = "; ".join(f"{scenario.name}: {scenario.about}" for scenario in VARIANTS.values())
+    told = "; ".join(f"{scenario.name}: {scenario.about}" for scenario in VARIANTS.values()).replace("%", "%%")
     parser.add_argument(
         "--variant", action="append", choices=list(VARIANTS), metavar="NAME", help=f"may be repeated ({told})"
     )

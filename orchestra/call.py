@@ -7,8 +7,8 @@ response.
 from __future__ import annotations
 
 import json
+import random
 import re
-import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["ORIGIN", "Body", "Call", "Charge", "Headers", "Outcome", "RateLimit", "Usage", "read_json"]
+__all__ = ["ORIGIN", "Body", "Call", "Charge", "Headers", "Outcome", "RateLimit", "Usage", "new_id", "read_json"]
 
 ORIGIN = "https://orchestra.invalid"
 """The host of calls that we originate. It names nobody (RFC 6761), so nothing can be sent there by mistake."""
@@ -31,6 +31,11 @@ _IN_URL = re.compile(
     r"/(?:models/|(?=tunedModels/))([^:?#]+):(?:(stream)[A-Z]|[a-z]+[A-Z]|predict)[A-Za-z]*(?:$|[?#])"
 )
 """Google's form of a URL: a model, and a verb in camel case, which tells whether the answer is a stream."""
+
+
+def new_id() -> str:
+    """Return a name for a call, unlike all others. It is no secret, so it need not cost a system call."""
+    return f"{random.getrandbits(128):032x}"
 
 
 def read_json(body: bytes) -> Any:
@@ -82,7 +87,7 @@ class Call:
         payload cannot be written as JSON.
         """
         return cls(
-            id=uuid.uuid4().hex,
+            id=new_id(),
             method="POST",
             url=ORIGIN + path,
             headers=(("content-type", "application/json"), ("accept", "application/json")),
@@ -128,13 +133,15 @@ class Usage:
     """Tokens that a call used.
 
     ``input_tokens`` include cached ones. ``certainty`` tells a count that the provider reported from one that we
-    estimated, and both from not knowing.
+    estimated, and both from not knowing. ``tier`` is the service tier that the answer says it was served in, which
+    need not be the one asked for.
     """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     certainty: Literal["known", "estimated", "unknown"] = "unknown"
+    tier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,8 @@ call is let go until it, or one let go later, is answered.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-__all__ = ["ConcurrencyLimit", "Departure"]
-
-
-class Departure(NamedTuple):
-    """How things stood when a call was let go."""
-
-    round: int
-    cuts: int
-    at_limit: bool
+__all__ = ["ConcurrencyLimit"]
 
 
 class ConcurrencyLimit:
@@ -27,10 +18,11 @@ class ConcurrencyLimit:
     It starts at ``start`` and doubles with each clean round in which it was reached, until the first cut; from
     then on it grows by one a round: until then it is ``guessing``. A throttled call cuts it to ``decrease`` of
     itself, once an episode: a call that was let go before the last cut says nothing about the limit in force now.
+    ``round`` counts the rounds: whoever lets a call go notes it, and says it again with what became of the call.
     Started at infinity it limits nothing.
     """
 
-    __slots__ = ("_cuts", "_decrease", "_peak", "_round", "guessing", "limit")
+    __slots__ = ("_cut_before", "_decrease", "_peak", "guessing", "limit", "round")
 
     def __init__(self, start: float = math.inf, *, decrease: float = 0.7) -> None:
         if not start >= 1:
@@ -40,19 +32,25 @@ class ConcurrencyLimit:
         self.limit = float(start)
         self._decrease = decrease
         self.guessing = True
-        self._round = 0
-        self._cuts = 0
+        self.round = 0
+        self._cut_before = 0
         self._peak = 0.0
 
-    def departed(self, in_flight: float) -> Departure:
-        """Note that a call was let go, as the ``in_flight``-th under way, slots that it may not use included."""
+    def departed(self, in_flight: float) -> bool:
+        """Note that a call was let go, as the ``in_flight``-th under way, slots that it may not use included.
+
+        Return whether that is as many as may go.
+        """
         if in_flight > self._peak:
             self._peak = in_flight
-        return Departure(self._round, self._cuts, in_flight + 1 > self.limit)
+        return in_flight + 1 > self.limit
 
-    def answered(self, departure: Departure, in_flight: float) -> bool:
-        """Note that a call was answered with success, ``in_flight`` being under way. Return whether it grew."""
-        if departure.round < self._round:
+    def answered(self, departed_in: int, in_flight: float) -> bool:
+        """Note that a call that was let go in that round was answered with success, ``in_flight`` being under way.
+
+        Return whether the limit grew.
+        """
+        if departed_in < self.round:
             return False
         reached = self._peak + 1 > self.limit
         if reached:
@@ -60,14 +58,17 @@ class ConcurrencyLimit:
         self._next_round(in_flight)
         return reached
 
-    def throttled(self, departure: Departure, in_flight: float) -> bool:
-        """Note that a call was turned away because too many were under way. Return whether the limit was cut."""
-        if departure.cuts < self._cuts or self.limit == math.inf:
+    def throttled(self, departed_in: int, in_flight: float) -> bool:
+        """Note that a call that was let go in that round was turned away because too many were under way.
+
+        Return whether the limit was cut.
+        """
+        if departed_in < self._cut_before or self.limit == math.inf:
             return False
         self.limit = max(1.0, self.limit * self._decrease)
         self.guessing = False
-        self._cuts += 1
         self._next_round(in_flight)
+        self._cut_before = self.round
         return True
 
     def lift(self) -> None:
@@ -75,5 +76,5 @@ class ConcurrencyLimit:
         self.limit = math.inf
 
     def _next_round(self, in_flight: float) -> None:
-        self._round += 1
+        self.round += 1
         self._peak = in_flight

@@ -3,7 +3,10 @@
 Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each job has a tag, the virtual time at which its
 next request starts; the smallest tag goes next, and going moves the tag on by the request's cost. Jobs that wait
 thus get equal shares of cost, whatever their numbers and sizes; a weight is a divisor of the cost. The tag does
-not depend on the size of the request that waits, so a large one is never overtaken for ever by small ones.
+not depend on the size of the request that waits, so no job's large ones are overtaken for ever by another's.
+
+Inside a job the cheap ones may go first: more of them are answered with what there is, and on average each waits
+less (the shortest job first). A dear one lets pass only what comes within a bounded time after it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ __all__ = ["FairQueue", "Place"]
 
 T = TypeVar("T")
 
+_YIELDED = 100.0
+"""Seconds for which a request lets cheaper ones of its job pass, for each second of cost."""
 _IDLE_JOBS = 1024
 """How many idle jobs' tags are remembered. One that is forgotten gains at most the cost of one request."""
 
@@ -56,15 +61,18 @@ class FairQueue(Generic[T]):
 
     Between jobs: by start tag. Inside a job: the earliest of an item's expiry and its arrival + ``lateness``, so
     that it is first come, first served where nothing expires soon, and an urgent item overtakes another by at
-    most ``lateness`` seconds. Items pushed to the front precede all others, in their own order.
+    most ``lateness`` seconds. An item lets those pass that cost less and come up to ``yields`` seconds later, the
+    longer the more it costs. Items pushed to the front precede all others, in their own order.
     """
 
-    __slots__ = ("_front", "_idle", "_jobs", "_lateness", "_length", "_order", "_virtual")
+    __slots__ = ("_front", "_idle", "_jobs", "_lateness", "_length", "_order", "_virtual", "_yields")
 
-    def __init__(self, *, lateness: float) -> None:
-        if not lateness >= 0:
-            raise ValueError(f"lateness must be a number of seconds, zero or above, not {lateness!r}")
+    def __init__(self, *, lateness: float, yields: float = 0.0) -> None:
+        for name, seconds in (("lateness", lateness), ("yields", yields)):
+            if not seconds >= 0:
+                raise ValueError(f"{name} must be a number of seconds, zero or above, not {seconds!r}")
         self._lateness = lateness
+        self._yields = yields
         self._front: Heap[Place[T]] = Heap()
         self._jobs: dict[Hashable, _Job[T]] = {}
         self._order: Heap[_Job[T]] = Heap()
@@ -85,7 +93,7 @@ class FairQueue(Generic[T]):
         expires_at: float = math.inf,
         front: bool = False,
     ) -> Place[T]:
-        """Add ``item``. ``cost`` (above zero) is what its going takes, in any unit that all items share."""
+        """Add ``item``. ``cost`` (above zero) is what its going takes, in seconds of what the items wait for."""
         if not 0 < cost < math.inf:
             raise ValueError(f"cost must be a number above zero, not {cost!r}")
         self._length += 1
@@ -96,7 +104,8 @@ class FairQueue(Generic[T]):
             self._idle.pop(job, None)
         if front:
             return Place(item, its, cost, self._front, 0.0)
-        place = Place(item, its, cost, its.waiting, min(expires_at, now + self._lateness))
+        latest = now + self._lateness + min(self._yields, _YIELDED * cost)
+        place = Place(item, its, cost, its.waiting, min(expires_at, latest))
         if its.entry is None:
             its.tag = max(its.tag, self._virtual)
             its.entry = self._order.push(its.tag, its)

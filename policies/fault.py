@@ -35,7 +35,8 @@ class Fault:
     it demands none. ``elsewhere`` says that another route is the better bet. ``unhealthy`` counts against the
     route's breaker: a refusal to serve this caller just now does not, a failure to answer does. ``throttled`` says
     that the account asked for more than it may have; ``pause`` is then for how many seconds the provider said, in
-    so many words, that it should ask for nothing. ``of_model`` says that only this model of the account is spent.
+    so many words, that it should ask for nothing. ``of_model`` says that only this model of the account is spent;
+    ``of_tier``, that only the service tier that the call asked for has no room.
     """
 
     recovery: Recovery
@@ -46,6 +47,7 @@ class Fault:
     throttled: bool = False
     pause: float | None = None
     of_model: bool = False
+    of_tier: bool = False
 
 
 def fault_of(error: BaseException) -> Fault:

@@ -49,6 +49,8 @@ class Reserve:
 
     def share(self, now: float) -> float:
         """Return the share of the capacity that bulk must leave at ``now``."""
+        if self._level <= self._least:
+            return self._least
         decayed: float = self._level * 0.5 ** (max(0.0, now - self._at) / _HALF_LIFE)
         return max(self._least, decayed)
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from orchestra.budget.budget import Budget
 from orchestra.budget.lease import Lease
-from orchestra.budget.limits import cost, limits_for, price_for
+from orchestra.budget.limits import limits_for
 from orchestra.budget.pool import Pool
+from orchestra.budget.prices import CostRange, batch_factor, cost, estimate, price_for
 
-__all__ = ["Budget", "Lease", "Pool", "cost", "limits_for", "price_for"]
+__all__ = [
+    "Budget",
+    "CostRange",
+    "Lease",
+    "Pool",
+    "batch_factor",
+    "cost",
+    "estimate",
+    "limits_for",
+    "price_for",
+]

@@ -39,6 +39,8 @@ _WAITING, _GRANTED, _OVER = State.WAITING, State.GRANTED, State.OVER
 _INTERACTIVE_LATENESS = 10.0
 _BULK_LATENESS = 600.0
 """By how many seconds at most an urgent call may overtake another of its class and job."""
+_BULK_YIELDS = 30.0
+"""For how many seconds at most a dear bulk call lets cheaper ones of its job pass that come after it."""
 
 _DOUBT_USD = 1e-3
 """Dollars that the first costs are set against: see `Calibration`."""
@@ -79,7 +81,6 @@ class Admission:
     ``reserve`` is ``"auto"`` or a share; ``max_waiting`` bounds the queue of each class (retries are exempt);
     ``careful`` feels its way, because nothing is known of the account; ``dimension`` is the kind of dimension to
     make of the buckets. What the answers teach stands beside the given limits, in `learning`.
-    A concurrency limit is always there, infinite where none is given: it counts the calls in flight.
     """
 
     def __init__(
@@ -99,9 +100,9 @@ class Admission:
         self.pause_reason = ""
         self.wait: Wait | None = None
         self.dimensions: tuple[Dimension, ...] = ()
-        self.spent = dict.fromkeys(("requests", "tokens", "input_tokens", "output_tokens", "usd"), 0.0)
+        self._spent = [0.0, 0.0, 0.0, 0.0, 0.0]
         self.interactive = Line(TrafficClass.INTERACTIVE, lateness=_INTERACTIVE_LATENESS)
-        self.bulk = Line(TrafficClass.BULK, lateness=_BULK_LATENESS)
+        self.bulk = Line(TrafficClass.BULK, lateness=_BULK_LATENESS, yields=_BULK_YIELDS)
         self._reserve: Literal["auto"] | float = reserve
         self._dimension = dimension
         self._min_share = BulkMinShare(bulk_min_share, now=now)
@@ -117,9 +118,18 @@ class Admission:
         self.learning = Learning(reserve=reserve, careful=careful, now=now)
         self.set_limits(buckets, now)
 
+    @property
+    def spent(self) -> dict[str, float]:
+        """What calls have spent since the start, by metric."""
+        return dict(zip(("requests", "tokens", "input_tokens", "output_tokens", "usd"), self._spent, strict=True))
+
     def waits_for_slot(self) -> bool:
         """Return whether the call whose turn it is can only go when another ends."""
         return self.wait is not None and self.wait.until is None
+
+    def in_flight(self) -> int:
+        """Return how many calls are under way."""
+        return self.interactive.in_use + self.bulk.in_use
 
     def line(self, traffic: TrafficClass) -> Line:
         """Return where the calls of that class wait."""
@@ -128,15 +138,19 @@ class Admission:
     # What happens to it
 
     def set_limits(self, buckets: Iterable[Bucket], now: float) -> None:
-        """Replace the limits, one bucket a name. What is used of a limit that was there already stays used."""
+        """Replace the limits, one bucket a name. What is used of a limit that was there already stays used.
+
+        Of a new one nothing is used, but a slot by each call under way.
+        """
         wanted = {bucket.name: bucket for bucket in buckets}
-        wanted.setdefault("concurrency", Bucket("concurrency", capacity=math.inf, now=now))
         present = {dimension.name: dimension for dimension in self.dimensions}
         for name, bucket in wanted.items():
             if name in present:
                 present[name].change(bucket, now)
             else:
                 present[name] = self._dimension(bucket, self._reserve, now)
+                if bucket.metric == "concurrency":
+                    bucket.reserve(self.in_flight(), now)
         if [*wanted] != [dimension.name for dimension in self.dimensions]:
             self.dimensions = tuple(present[name] for name in wanted)
         self._priced = any(dimension.metric == "usd" for dimension in self.dimensions)
@@ -145,7 +159,7 @@ class Admission:
     def answered(self, ticket: Ticket, told: Iterable[RateLimit], now: float, *, ok: bool) -> None:
         """Learn from the answer to a call. ``ok``: it is a success, no error of the server's or the caller's."""
         if ticket.stamp is not None:
-            self.learning.answered(ticket.stamp, told, self._in_flight(), now, ok=ok)
+            self.learning.answered(ticket.stamp, told, self.in_flight(), now, ok=ok)
             self._in_force = (*self.dimensions, *self.learning.dimensions)
 
     def throttled(self, ticket: Ticket, told: Iterable[RateLimit], pause: float | None, now: float) -> None:
@@ -153,8 +167,8 @@ class Admission:
         if pause:
             self.pause(now + min(pause, _LONGEST_PAUSE), "Retry-After")
         if ticket.stamp is not None:
-            flying, hinted = self._in_flight(), pause is not None
-            self.learning.throttled(ticket.stamp, ticket.charge, told, flying, now, hinted=hinted)
+            flying, hinted = self.in_flight(), pause is not None
+            self.learning.throttled(ticket.stamp, told, flying, now, hinted=hinted)
             if not flying:
                 self.learning.idle(now)
             self._in_force = (*self.dimensions, *self.learning.dimensions)
@@ -200,25 +214,31 @@ class Admission:
         ticket.state = _OVER
         charge = ticket.charge
         self.learning.ended(charge, spent, ticket.held_in, now)
-        self._untried = self._untried and spent is NOTHING
         if spent is not charge:
             self._calibrate(ticket.estimate, spent)
         if spent.usd is None and charge.usd is not None:
             spent = replace(spent, usd=charge.usd)
         for dimension in ticket.held_in:
             dimension.bucket.settle(dimension.amount(charge), dimension.spent(spent), now)
+        if ticket.held_in != self._in_force:
+            for dimension in self.dimensions:
+                if dimension.metric == "concurrency" and dimension not in ticket.held_in:
+                    dimension.bucket.settle(1.0, 0.0, now)  # its slot, of a limit newer than it
         (self.interactive if ticket.traffic is _INTERACTIVE else self.bulk).in_use -= 1
         if not (self.interactive.in_use or self.bulk.in_use):
             self.learning.idle(now)
-        if spent is not NOTHING:
-            held, usual = now - ticket.granted_at, self._usual_hold
-            self._usual_hold = held if usual is None else usual + 0.1 * (held - usual)
-        total = self.spent
-        total["requests"] += spent.requests
-        total["tokens"] += spent.tokens
-        total["input_tokens"] += spent.input_tokens
-        total["output_tokens"] += spent.output_tokens
-        total["usd"] += spent.usd or 0.0
+        if spent is NOTHING:
+            return
+        self._untried = False
+        held, usual = now - ticket.granted_at, self._usual_hold
+        self._usual_hold = held if usual is None else usual + 0.1 * (held - usual)
+        total = self._spent
+        total[0] += spent.requests
+        total[1] += spent.tokens
+        total[2] += spent.input_tokens
+        total[3] += spent.output_tokens
+        if spent.usd:
+            total[4] += spent.usd
 
     def _calibrate(self, estimate: Charge, spent: Charge) -> None:
         """Learn how far estimates are off. Waiting calls are raised anew where it makes a hundredth."""
@@ -240,7 +260,8 @@ class Admission:
             if not fresh:
                 return NOBODY
             if len(fresh) == 1 and self._passes(fresh[0], now):  # no queue, no place in it
-                self._note_demand(fresh[0], now)
+                if fresh[0].traffic is _INTERACTIVE:
+                    self._note_demand(fresh[0], now)
                 self._grant(fresh[0], False, now)
                 return Decision(fresh, [], math.inf)
         for ticket in fresh:
@@ -289,7 +310,7 @@ class Admission:
         """Return from when on bulk is owed a call; infinity where that is not a matter of time."""
         if not self._min_share or (bulk := self.bulk.queue.peek()) is None:
             return math.inf
-        slots = next(d.bucket.capacity for d in self.dimensions if d.metric == "concurrency")
+        slots = next((d.bucket.capacity for d in self.dimensions if d.metric == "concurrency"), math.inf)
         if self.bulk.in_use >= max(1.0, self._min_share.share * slots):
             return math.inf
         return now + self._min_share.time_until(self._cost(bulk), now)
@@ -306,14 +327,11 @@ class Admission:
         for dimension in self._in_force:
             bucket = dimension.bucket
             if bucket.capacity < math.inf and (spares or not dimension.for_bulk):
-                floor = dimension.floor(now, untried=self._untried) if spares else 0.0
+                floor = dimension.floor(now, self._untried) if spares else 0.0
                 wait = bucket.time_until(dimension.amount(charge), floor, now)
                 if wait > delay:
                     reason, delay = dimension.name, wait
         return reason, now + delay
-
-    def _in_flight(self) -> int:
-        return self.interactive.in_use + self.bulk.in_use
 
     def _cost(self, ticket: Ticket) -> float:
         """Return the seconds of refill that a call takes, of the limit of which it takes most."""
@@ -354,16 +372,17 @@ class Admission:
     # What becomes of a ticket
 
     def _place(self, ticket: Ticket, now: float) -> None:
-        self._note_demand(ticket, now)
+        if ticket.traffic is _INTERACTIVE:
+            self._note_demand(ticket, now)
         self.line(ticket.traffic).enter(ticket, self._cost(ticket), now)
         if ticket.bound < math.inf:
             ticket.expiry = self._expiries.push(ticket.bound, ticket)
 
     def _note_demand(self, ticket: Ticket, now: float) -> None:
-        if ticket.traffic is _INTERACTIVE:
-            busy = self.interactive.in_use + self.interactive.waiting + 1
-            for dimension in self._in_force:
-                dimension.ask(ticket.charge, busy, now)
+        """Note that an interactive call wants to go."""
+        busy = self.interactive.in_use + self.interactive.waiting + 1
+        for dimension in self._in_force:
+            dimension.ask(ticket.charge, busy, now)
 
     def _grant(self, ticket: Ticket, owed: bool, now: float) -> None:
         if ticket.expiry is not None:
@@ -377,7 +396,7 @@ class Admission:
         line.in_use += 1
         line.granted += 1
         flying = self.interactive.in_use + self.bulk.in_use
-        ticket.stamp = self.learning.departed(charge, flying, now, spares=is_bulk and not owed)
+        ticket.stamp = self.learning.departed(charge, flying, is_bulk and not owed, now)
         if is_bulk and self._min_share:
             self._min_share.spend(self._cost(ticket), now, owed=owed)
         ticket.state = _GRANTED  # last: from now on its owner may see it

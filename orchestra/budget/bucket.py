@@ -49,7 +49,7 @@ class Bucket:
         self.rate = rate
         self.reserved = 0.0
         self._used = 0.0
-        self._at = now
+        self._at = now if rate else math.inf  # nothing ever refills a stock
 
     def used(self, now: float) -> float:
         """Return how much is used at ``now``."""
@@ -69,10 +69,11 @@ class Bucket:
         """
         if now > self._at:
             self._refill(now)
-        needed = amount + floor
-        if needed > self.capacity and (self.rate or amount <= self.capacity):
-            needed = self.capacity
-        return self.time_to_fill(needed - self.capacity + self._used, now)
+        beyond = amount + floor - self.capacity
+        if beyond > 0 and (self.rate or amount <= self.capacity):
+            beyond = 0.0
+        lacking = beyond + self._used
+        return self.time_to_fill(lacking, now) if lacking > 0 else 0.0
 
     def least_wait(self, amount: float, now: float) -> float:
         """Return the shortest wait conceivable: as `time_until`, if all that is outstanding came back at once.
@@ -108,11 +109,10 @@ class Bucket:
 
     def settle(self, reserved: float, spent: float, now: float) -> None:
         """End a reservation: ``spent`` of it stays used, or more than it."""
-        if now > self._at:
-            self._refill(now)
-        used = self._used + spent - reserved
-        self._used = used if used > 0 else 0.0
         self.reserved -= reserved
+        if spent != reserved:
+            used = self.used(now) + spent - reserved
+            self._used = used if used > 0 else 0.0
 
     def set_available(self, available: float, now: float) -> None:
         """Put right how much is left, as far as it fits. What is reserved stays reserved."""
@@ -129,14 +129,15 @@ class Bucket:
         used = self.used(now)
         if rate and self.rate:
             used = max(0.0, used + capacity - self.capacity)
+        if bool(rate) != bool(self.rate):
+            self._at = now if rate else math.inf
         self._used = used
         self.capacity = capacity
         self.rate = rate
 
     def _refill(self, now: float) -> None:
-        if self.rate:
-            used = self._used - (now - self._at) * self.rate
-            self._used = used if used > 0 else 0.0
+        used = self._used - (now - self._at) * self.rate
+        self._used = used if used > 0 else 0.0
         self._at = now
 
 

@@ -62,7 +62,7 @@ class Dimension:
             bucket.settle(0.0, max(0.0, used), now)
             self.bucket = bucket
 
-    def floor(self, now: float, *, untried: bool = False) -> float:
+    def floor(self, now: float, untried: bool = False) -> float:
         """Return what bulk must leave: a share of what refills, whole slots of a concurrency limit.
 
         ``untried``: no call has told yet how tokens are counted. Until then bulk leaves half of them.
@@ -70,8 +70,9 @@ class Dimension:
         capacity = self.bucket.capacity
         if self.bucket.rate:
             share = self.reserve.share(now)
-            untried = untried and self.metric != "requests" and not self.bucket.window
-            return (max(share, 0.5) if untried else share) * capacity
+            if untried and share < 0.5 and self.metric != "requests" and not self.bucket.window:
+                share = 0.5
+            return share * capacity
         if self.metric == "concurrency" and capacity < math.inf:
             return float(math.floor(self.reserve.share(now) * capacity + 1e-9))
         return 0.0

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 from orchestra.budget.bucket import Bucket
 from orchestra.budget.dimension import Dimension
 from orchestra.call import Charge, RateLimit
-from orchestra.policies.concurrency import ConcurrencyLimit, Departure
+from orchestra.policies.concurrency import ConcurrencyLimit
 from orchestra.policies.send_rate import SendRate
 
 __all__ = ["LearnedLimit", "Learning", "Stamp"]
@@ -46,12 +46,14 @@ Totals = tuple[float, float, float, float]
 
 
 class Stamp(NamedTuple):
-    """How things stood when a call was let go: what it and calls that were over had taken, and what all had."""
+    """How things stood when a call was let go: what calls that were over had taken, and what all had."""
 
     at: float
+    charge: Charge
     over: Totals
     sent: Totals
-    departure: Departure
+    round: int
+    at_limit: bool
     rate_cuts: int
 
 
@@ -97,7 +99,8 @@ class LearnedLimit:
             return
         refilled = bucket.rate * (now - stamp.at)
         rounded_up = told.resolution - 1.0  # whole units are rounded down
-        beside = max(0.0, sent[index] - stamp.over[index] - refilled)
+        over = stamp.over[index] + self.dimension.amount(stamp.charge)
+        beside = max(0.0, sent[index] - over - refilled)
         self._remember(told.remaining - rounded_up, stamp, index, now, alone=not beside)
         least = told.remaining - rounded_up - beside
         most = told.remaining + max(0.0, refilled - (sent[index] - stamp.sent[index]))
@@ -201,13 +204,14 @@ class Learning:
             self._slots = Dimension(slots, reserve, now, name="concurrency (learned)", for_bulk=True)
             self._list()
 
-    def departed(self, charge: Charge, in_flight: int, now: float, *, spares: bool) -> Stamp:
+    def departed(self, charge: Charge, in_flight: int, spares: bool, now: float) -> Stamp:
         """Note that a call is let go, as the ``in_flight``-th under way. ``spares``: it left the reserve alone."""
         self._sent = _plus(self._sent, charge)
         self.send_rate.sent(now)
         kept_free = 0.0 if self._slots is None or not spares else self._slots.floor(now)
-        departure = self.concurrency.departed(in_flight + kept_free)
-        return Stamp(now, _plus(self._over, charge), self._sent, departure, self.send_rate.cuts)
+        round, at_limit = self.concurrency.round, self.concurrency.departed(in_flight + kept_free)
+        stamp = (now, charge, self._over, self._sent, round, at_limit, self.send_rate.cuts)
+        return _new_tuple(Stamp, stamp)
 
     def ended(self, charge: Charge, spent: Charge, held_in: Container[Dimension], now: float) -> None:
         """Note that a call that was let go is over: it was charged so and spent so, and was ``held_in`` these.
@@ -215,7 +219,7 @@ class Learning:
         A limit that was learned while it was under way has taken off its charge without holding it.
         """
         self._over = _plus(self._over, charge)
-        for limit in self.limits.values():
+        for limit in self.limits.values() if self.limits else ():
             if limit.dimension not in held_in:
                 limit.give_back(limit.dimension.amount(charge) - limit.dimension.amount(spent), now)
 
@@ -228,7 +232,7 @@ class Learning:
         """Learn from an answer that is no refusal for want of room. ``ok``: it is a success."""
         self._hear(stamp, told, now, refused=False)
         if ok:
-            if self.concurrency.answered(stamp.departure, in_flight):
+            if self.concurrency.answered(stamp.round, in_flight):
                 self._widen(now)
             self.send_rate.answered(now)
             if self.send_rate.awake:
@@ -237,7 +241,6 @@ class Learning:
     def throttled(
         self,
         stamp: Stamp,
-        charge: Charge,
         told: Iterable[RateLimit],
         in_flight: int,
         now: float,
@@ -249,7 +252,7 @@ class Learning:
         Where a limit that we know explains it, that was all. Else it is a rate that we do not know, or, without a
         hint, a number of calls at once: whichever of the two let this call go at its limit is cut.
         """
-        told = list(told)
+        told, charge = list(told), stamp.charge
         for known in self.limits.values():
             if known.dimension.metric == "requests":  # whether it counts what it refuses, it tells below
                 known.give_back(charge.requests, now)
@@ -258,9 +261,9 @@ class Learning:
             left = limit.remaining
             if left is not None and _name(limit) in self.limits and left < max(1.0, getattr(charge, limit.metric)):
                 return
-        rate, crowded = self.send_rate, stamp.departure.at_limit and not hinted
+        rate, crowded = self.send_rate, stamp.at_limit and not hinted
         if crowded and not (rate.awake and rate.is_used(now)):
-            if self.concurrency.throttled(stamp.departure, in_flight):
+            if self.concurrency.throttled(stamp.round, in_flight):
                 self._widen(now)
             if rate.awake:
                 return
@@ -301,6 +304,9 @@ class Learning:
     def _list(self) -> None:
         found = (self._slots, *(limit.dimension for limit in self.limits.values()), self._paced)
         self.dimensions = tuple(dimension for dimension in found if dimension is not None)
+
+
+_new_tuple = tuple.__new__  # a named tuple's own constructor takes twice as long, and this is done for every call
 
 
 def _plus(totals: Totals, charge: Charge) -> Totals:

@@ -54,8 +54,12 @@ class Lease:
         Above the charge it becomes debt, below it room: where the provider gives nothing back, say so by a
         ``spent`` that is not below `charge`. Raises ValueError, and ends nothing, where ``spent`` cannot be.
         """
-        check_charge(spent)
-        self._finish(spent)
+        ticket = self.ticket
+        if spent is not ticket.charge:
+            check_charge(spent)
+        if not self.ended:
+            self.ended = True
+            self._end(ticket, spent)
 
     def refund(self) -> None:
         """End it with nothing spent."""

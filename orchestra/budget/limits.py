@@ -1,32 +1,25 @@
-"""From the settings to buckets: which limits hold for a model, what each is made of, and what a call costs."""
+"""From the settings to buckets: which limits hold for a model, and what each is made of."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import TypeVar
 
 from orchestra.budget.bucket import Bucket, Metric
 from orchestra.budget.window import DAY, MINUTE, Window
-from orchestra.call import Usage
 from orchestra.config import LimitsConfig, PriceConfig
 
 __all__ = [
     "batch_limits",
-    "cost",
     "describe_limit",
     "limits_for",
     "matches",
     "online_limits",
     "open_limit",
-    "price_for",
     "terms_of",
 ]
 
-Group = TypeVar("Group", LimitsConfig, PriceConfig)
-
-_TOKENS_PER_PRICE = 1e6
 _BATCH = "enqueued_batch_tokens"
 _PER_MINUTE: tuple[Metric, ...] = ("requests", "tokens", "input_tokens", "output_tokens")
 _PER_DAY: tuple[Metric, ...] = (*_PER_MINUTE, "usd")
@@ -46,21 +39,7 @@ def matches(group: LimitsConfig | PriceConfig, model: str | None) -> bool:
 
 def limits_for(limits: Iterable[LimitsConfig], model: str | None) -> LimitsConfig | None:
     """Return the first limit group whose patterns match the model, or None."""
-    return _first(limits, model)
-
-
-def price_for(prices: Iterable[PriceConfig], model: str | None) -> PriceConfig | None:
-    """Return the first price whose patterns match the model, or None."""
-    return _first(prices, model)
-
-
-def cost(price: PriceConfig, usage: Usage) -> float:
-    """Return what a call of that usage costs, in USD."""
-    cached = min(usage.cached_tokens, usage.input_tokens)
-    cached_price = price.input if price.cached_input is None else price.cached_input
-    fresh = usage.input_tokens - cached
-    total = fresh * price.input + cached * cached_price + usage.output_tokens * price.output
-    return total / _TOKENS_PER_PRICE
+    return next((group for group in limits if matches(group, model)), None)
 
 
 def online_limits(limits: LimitsConfig | None, now: float) -> list[Bucket]:
@@ -116,7 +95,3 @@ def open_limit(name: str, terms: tuple[float, ...], now: float) -> Bucket:
     if window:
         return Window(metric, capacity=capacity, window=window[0], now=now, name=name)
     return Bucket(metric, capacity=capacity, rate=rate, now=now, name=name)
-
-
-def _first(groups: Iterable[Group], model: str | None) -> Group | None:
-    return next((group for group in groups if matches(group, model)), None)

@@ -17,9 +17,9 @@ class Line:
 
     __slots__ = ("backlog", "granted", "in_use", "queue", "traffic", "waiting")
 
-    def __init__(self, traffic: TrafficClass, *, lateness: float) -> None:
+    def __init__(self, traffic: TrafficClass, *, lateness: float, yields: float = 0.0) -> None:
         self.traffic = traffic
-        self.queue: FairQueue[Ticket] = FairQueue(lateness=lateness)
+        self.queue: FairQueue[Ticket] = FairQueue(lateness=lateness, yields=yields)
         self.backlog = 0.0
         self.waiting = 0
         self.in_use = 0

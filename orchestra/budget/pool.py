@@ -7,8 +7,9 @@ import gc
 import math
 import threading
 import time
+import types
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from orchestra.budget.bucket import Bucket
 from orchestra.budget.dimension import Dimension
 from orchestra.budget.lease import Lease
 from orchestra.budget.limits import describe_limit, online_limits
-from orchestra.budget.ticket import Ticket
+from orchestra.budget.ticket import State, Ticket
 from orchestra.budget.unread import Unread
 from orchestra.call import Charge, RateLimit
 from orchestra.config import LimitsConfig, TrafficConfig
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Pool"]
 
 T = TypeVar("T")
+
+_GRANTED = State.GRANTED
 
 LimitsOf = Callable[[LimitsConfig | None, float], list[Bucket]]
 
@@ -106,12 +109,12 @@ class Pool:
         Raises AdmissionTimeout when the bound passes, or at once where it is certain to; QueueFull where a bounded
         queue is; BudgetExceeded where the charge can never fit; ValueError for a charge or bound that is none.
         """
-        ticket = Ticket(charge, traffic, job=job, expires_at=expires_at, queue_bound=queue_bound, front=front)
+        ticket = Ticket(charge, traffic, job, expires_at, queue_bound, front)
         self._inbox.append(partial(self._admission.enqueue, ticket))
         try:
-            await asyncio.sleep(0)
+            await _once_round()
             self._pump()
-            if not ticket.decided:
+            if ticket.state is not _GRANTED and not ticket.decided:
                 ticket.owner = future = asyncio.get_running_loop().create_future()
                 if not ticket.decided:  # else another thread decided before it could see the future
                     await future
@@ -133,15 +136,7 @@ class Pool:
         """As `acquire`, for synchronous callers: it blocks the thread, so do not call it where a loop runs."""
         woken = threading.Lock()
         woken.acquire()
-        ticket = Ticket(
-            charge,
-            traffic,
-            job=job,
-            expires_at=expires_at,
-            queue_bound=queue_bound,
-            front=front,
-            owner=woken,
-        )
+        ticket = Ticket(charge, traffic, job, expires_at, queue_bound, front, owner=woken)
         self._inbox.append(partial(self._admission.enqueue, ticket))
         try:
             self._pump()
@@ -247,38 +242,42 @@ class Pool:
         return seen
 
     def _pump(self) -> None:
-        while self._inbox and self._lock.acquire(False):
+        inbox, lock = self._inbox, self._lock
+        while inbox and lock.acquire(False):
             try:
                 now = self._clock()
-                while self._inbox:
-                    self._inbox.popleft()(now)
+                while inbox:
+                    inbox.popleft()(now)
                 decision = self._admission.decide(now)
                 if decision is not NOBODY:
                     self._carry_out(decision)
                 if self._loan is not None:
                     self._loan.after_decision(self._admission)
             finally:
-                self._lock.release()
+                lock.release()
 
     def _carry_out(self, decision: Decision) -> None:
-        # Where a ticket has no owner, its task is about to look by itself.
-        if tickets := [one for one in (*decision.granted, *decision.failed) if one.owner is not None]:
-            self._wake(tickets)
+        for ticket in decision.granted:
+            if ticket.owner is not None:  # else its task is about to look by itself
+                self._wake(decision.granted + decision.failed)
+                break
+        else:
+            if decision.failed:
+                self._wake(decision.failed)
         if decision.next_at < math.inf:
             self._call_at(decision.next_at, self._ring)
         if self._admission.waits_for_slot() and (look_at := self._unread.next_look()) < math.inf:
             self._call_at(look_at, self._look_for_readers)
 
     def _wake(self, tickets: list[Ticket]) -> None:
-        here = asyncio._get_running_loop()
         elsewhere: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
         for ticket in tickets:
             owner = ticket.owner
             if owner is None:
-                continue
+                continue  # its task is about to look by itself
             if not asyncio.isfuture(owner):
                 owner.release()
-            elif (loop := owner.get_loop()) is here:
+            elif (loop := owner.get_loop()) is asyncio._get_running_loop():
                 _set_result(owner)
             else:
                 elsewhere.setdefault(loop, []).append(ticket)
@@ -287,6 +286,12 @@ class Pool:
                 loop.call_soon_threadsafe(_set_results, [ticket.owner for ticket in theirs])
             except RuntimeError:  # the loop is closed: nobody will ever take these
                 self._inbox.extend(partial(self._admission.withdraw, ticket) for ticket in theirs)
+
+
+@types.coroutine
+def _once_round() -> Generator[None, None, None]:
+    """Let the loop go round once: as ``asyncio.sleep(0)``, without a coroutine and a generator of its own."""
+    yield
 
 
 def _look(now: float) -> None:
@@ -313,8 +318,12 @@ def _is_idle(admission: Admission, now: float) -> bool:
 
 def _describe(admission: Admission, now: float) -> dict[str, Any]:
     dimensions = {}
-    learned = admission.learning.dimensions
-    for dimension in (*admission.dimensions, *learned):
+    given, learned = [*admission.dimensions], admission.learning.dimensions
+    if all(dimension.name != "concurrency" for dimension in given):
+        slots = Bucket("concurrency", capacity=math.inf, now=now)
+        slots.reserve(admission.in_flight(), now)
+        given.append(Dimension(slots, 0.0, now))
+    for dimension in (*given, *learned):
         bucket = dimension.bucket
         finite = bucket.capacity < math.inf
         dimensions[dimension.name] = {
@@ -334,7 +343,7 @@ def _describe(admission: Admission, now: float) -> dict[str, Any]:
         "in_use": {line.traffic.value: line.in_use for line in lines},
         "waiting": {line.traffic.value: line.waiting for line in lines},
         "granted": {line.traffic.value: line.granted for line in lines},
-        "spent": dict(admission.spent),
+        "spent": admission.spent,
         "head": None
         if head is None
         else {

@@ -82,7 +82,6 @@ class Ticket:
         self,
         charge: Charge,
         traffic: TrafficClass,
-        *,
         job: str | None = None,
         expires_at: float | None = None,
         queue_bound: float | None = None,

@@ -30,7 +30,7 @@ routes = ["local/smollm2"]
 # --- The engine in your process --------------------------------------------------------------------------------
 
 [local.smollm2]
-# A model that orchestra knows how to fetch (`orchestra model list`), or the path of a .gguf file.
+# A model that orchestra knows how to fetch (`orchestra model list`), or the path of a .gguf file or model folder.
 weights = "smollm2-135m"
 # The most requests computed together in one step. Default: chosen by the engine.
 # max_num_seqs = 16
@@ -38,6 +38,8 @@ weights = "smollm2-135m"
 # kv_bytes = 536_870_912
 # CPU threads. Default: one for each core.
 # threads = 2
+# What this machine costs in USD: jobs then say what a million tokens cost on it. Default: nobody knows.
+# dollars_per_hour = 0.80
 
 
 # --- Providers: accounts over HTTP -----------------------------------------------------------------------------
@@ -89,6 +91,43 @@ weights = "smollm2-135m"
 # cached_input = 0.025
 # 0 for embeddings.
 # output = 2.0
+# What these become in a service tier, by the name that answers give it. A tier that may cost more has no price
+# without its factor; `batch` is by default as cheap as the provider documents, mostly half, and so are
+# `"background 8h"` and `"background 2h"`.
+# tiers = { batch = 0.5, flex = 0.5, priority = 2.0 }
+
+# The service tier that each class asks for, at openai, azure, anthropic, gemini, mistral, groq and fireworks, in
+# their own words. It changes prices. A call that names a tier itself keeps it; one for whose tier there is no room
+# goes in the provider's default tier in the end. Default: none is asked for.
+# [providers.openai.service_tiers]
+# interactive = "priority"
+# bulk = "flex"
+
+# The provider's batches, which answer later and cost less. Bulk work with a deadline goes there while a batch can
+# be back before it; what is not back is taken out in time and sent as ordinary calls.
+# [providers.openai.batch]
+# Default: true where the kind of provider is known to have batches, which any "openai-compatible" server is not.
+# enabled = true
+# Lines of /v1/responses can also be answered one by one in the background, within 8 or 2 hours. That costs 60 or
+# 70 % of the price where a batch costs half, and is for work that has no time for a batch. Default: true where the
+# kind of provider has it, which is "openai" alone.
+# background = true
+# Awaited calls are gathered into a batch: it is sent off this long after the last one came ...
+# window_seconds = 2
+# ... and no later than this after the first.
+# window_max_seconds = 30
+# How soon an open batch is looked at. The next looks come after half as long again each time ...
+# poll_seconds = 1
+# ... up to this.
+# poll_max_seconds = 60
+# The most requests, and bytes, of one batch. Default: what the provider documents.
+# max_requests = 50_000
+# max_bytes = 200_000_000
+# How long batches are thought to take until some have been seen. Default: nobody knows, so that only work with
+# time for the provider's whole window, mostly a day, goes into the first one.
+# expected_seconds = 3600
+# How long a batch takes to end that is cancelled, since its deadline comes near. Default: what the provider says.
+# cancelling_seconds = 600
 
 
 # --- How the two classes share ---------------------------------------------------------------------------------

@@ -77,11 +77,12 @@ class Attempts:
         number: int,
         watch: Stopwatch | None = None,
         at_once: bool = False,
+        default_tier: bool = False,
     ) -> Outcome | Failed:
         """Make attempt ``number`` of a call, and return its answer or why there is none.
 
         A further attempt goes before the others of its class that wait. One that may go only ``at_once`` is no
-        refusal to the call when it may not.
+        refusal to the call when it may not. ``default_tier`` asks for no service tier on the call's behalf.
         """
         watch = watch or Stopwatch(self._clock)
 
@@ -102,6 +103,7 @@ class Attempts:
                 wall=self._wall,
                 tell=tell,
                 on_broken=lambda: self._health.failed(target, "a stream broke off"),
+                default_tier=default_tier,
             )
             return await exchange.run(front=number > 1 and not at_once, at_once=at_once)
         except AdmissionError as error:

@@ -16,13 +16,15 @@ from urllib.parse import urlsplit
 
 from orchestra.budget import Budget
 from orchestra.call import Call, Outcome
-from orchestra.config import Config
+from orchestra.clock import wall
+from orchestra.config import LOCAL, Config
 from orchestra.dispatch.answer_body import AnswerBody
 from orchestra.dispatch.attempts import Attempts
 from orchestra.dispatch.bounds import Bounds
 from orchestra.dispatch.health import RouteHealth
 from orchestra.dispatch.journey import Journey
 from orchestra.dispatch.route_table import LocalAnswerer, RouteTable, Target
+from orchestra.dispatch.tiers import cost_at_least
 from orchestra.observe.events import EventBus
 from orchestra.policies.retry import RetryPolicy
 from orchestra.providers.openai_stream import PlainStreamReader
@@ -50,7 +52,7 @@ class Dispatcher:
         wire: Wire,
         local: Mapping[str, LocalAnswerer] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = wall,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         retry: RetryPolicy | None = None,
         events: EventBus | None = None,
@@ -74,6 +76,19 @@ class Dispatcher:
     def check(self, model: str) -> None:
         """Raise UnknownModelError where no route answers to ``model``, ConfigError where one lacks its key."""
         self._routes.check(model)
+
+    def targets(self, call: Call) -> list[Target]:
+        """Return the routes that serve a call, in order of preference. Raises as `RouteTable.targets` does."""
+        return self._routes.targets(call)
+
+    def price(self, outcome: Outcome) -> float | None:
+        """Return what an answer cost, in USD: nothing where it came from this process; None where nobody knows."""
+        name, _, model = outcome.route.partition("/")
+        if name == LOCAL:
+            return 0.0
+        account = self._routes.account(name)
+        price = None if account is None else account.price(model)
+        return None if price is None else cost_at_least(price, outcome.usage, outcome.usage.tier)
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return how each route used so far is, by its name: see `RouteHealth.snapshot`."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from orchestra.budget import Budget, Lease, Pool, cost
+from orchestra.budget import Budget, Lease, Pool
 from orchestra.call import Call, Charge, Outcome, RateLimit, Usage
+from orchestra.config import PriceConfig
 from orchestra.dispatch.answer_body import AnswerBody, End
 from orchestra.dispatch.bounds import Bounds
 from orchestra.dispatch.route_table import Target
 from orchestra.dispatch.seen_output import SeenOutput
+from orchestra.dispatch.tiers import billed_as, cost_at_least, tier_cost
 from orchestra.errors import ConnectionFailed, InputError, OrchestraError, PriceUnknown, ProviderError
 from orchestra.observe.events import EventKind
 from orchestra.policies.retry import Fault, Recovery
@@ -85,7 +87,7 @@ class Exchange:
     """One attempt to send ``call`` to the account of ``target``.
 
     ``watch`` has the monotonic clock, ``wall`` is unix time. ``on_broken`` is told of a stream that breaks after
-    this is over.
+    this is over. ``default_tier``: the service tier is left to the provider, unless the call names one itself.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Exchange:
         wall: Callable[[], float],
         tell: Tell,
         on_broken: Callable[[], None],
+        default_tier: bool = False,
     ) -> None:
         if target.account is None or target.model is None or call.payload is None:
             raise ValueError("only a call that names a model can be metered")
@@ -109,13 +112,10 @@ class Exchange:
         self._provider = target.account.provider
         self._endpoint = self._provider.endpoint(target.path)
         self._model = target.model
-        self._payload = self._prepare()
         self._price = target.account.price(target.model)
-        self._charge = self._priced(self._provider.charge(self._endpoint, self._payload))
-        self._estimated = {
-            "estimated_input_tokens": self._charge.input_tokens,
-            "estimated_usd": self._charge.usd,
-        }
+        self._default_tier = default_tier
+        self._tier: str | None = None  # as far as it is known: asked for, then told
+        self._compose()
         self._pool: Pool = budget.pool(
             self._account.name,
             self._account.fingerprint(call),
@@ -136,40 +136,50 @@ class Exchange:
         """Make the attempt. ``front`` lets it in before the others of its class that wait; ``at_once`` lets it in
         now or never.
 
-        A server that refuses only our question for a stream's usage is not asked again; the call goes once more.
+        What a server refuses of what we added (the question for a stream's usage, a service tier) is not said to
+        it again; the call goes once more without.
 
         Raises AdmissionError, ConnectionFailed, DeadlineExceeded, InputError where it cannot be sent, and
         ConfigError where the account's key cannot be had.
         """
         result = await self._run_once(front=front, at_once=at_once)
-        if isinstance(result, Failed) and self._question_refused(result.error):
-            self._account.asks_for_usage = False
-            self._payload = self._prepare()
+        while isinstance(result, Failed) and self._withdraw(result.error):
+            self._compose()
             result = await self._run_once(front=True)
         return result
 
-    def _prepare(self) -> Mapping[str, Any]:
-        payload = self._account.prepare(self._endpoint, self._call)
-        return self._account.payload_for(self._model, self._call, self._target.path, payload)
+    def _compose(self) -> None:
+        """Write the payload, and estimate what it will take."""
+        account = self._account
+        payload = account.prepare(self._endpoint, self._call, self._model, default_tier=self._default_tier)
+        self._payload = account.payload_for(self._model, self._call, self._target.path, payload)
+        self._tier = self._provider.tier_asked(self._payload)
+        charge = self._provider.charge(self._endpoint, self._payload)
+        if self._price is not None:
+            expected = expected_usage(self._endpoint, self._payload, charge)
+            usd = None if expected is None else tier_cost(self._price, expected, self._tier)
+            charge = replace(charge, usd=usd)
+        self._charge = charge
+        self._estimated = {"estimated_input_tokens": charge.input_tokens, "estimated_usd": charge.usd}
 
-    def _priced(self, charge: Charge) -> Charge:
-        """Return ``charge`` with the dollars to set aside, where they are known."""
-        expected = self._price and expected_usage(self._endpoint, self._payload, charge)
-        return replace(charge, usd=cost(self._price, expected)) if self._price and expected else charge
+    def _withdraw(self, error: OrchestraError) -> bool:
+        if not isinstance(error, ProviderError) or error.status not in (400, 422):
+            return False
+        return self._account.withdraw(self._call, self._payload, self._model, error.body)
 
     def _price_unknown(self) -> PriceUnknown:
         name, model = self._account.name, self._model
+        if self._price is not None and self._tier is not None and self._endpoint is not Endpoint.OTHER:
+            return PriceUnknown(
+                f"usd_per_day holds for {model!r} at {name}, whose service tier {self._tier!r} may cost more: add "
+                f"tiers = {{ {billed_as(self._tier)} = FACTOR }} to its [[providers.{name}.prices]]"
+            )
         if self._price is not None:
             return PriceUnknown(f"usd_per_day holds for {model!r} at {name}, and {self._target.path} has no price")
         return PriceUnknown(
             f"usd_per_day holds for {model!r} at {name}, and no price is known for it: add "
             f'[[providers.{name}.prices]] with models = ["{model}"], input and output (USD per million tokens)'
         )
-
-    def _question_refused(self, error: OrchestraError) -> bool:
-        if "stream_options" not in self._payload or "stream_options" in (self._call.payload or {}):
-            return False
-        return isinstance(error, ProviderError) and error.status in (400, 422) and b"stream_options" in error.body
 
     async def _run_once(self, *, front: bool, at_once: bool = False) -> Outcome | Failed:
         path = self._provider.path_for(self._target.path, self._model)
@@ -239,6 +249,7 @@ class Exchange:
         if not 200 <= response.status < 300:
             return await self._read_error(response, told)
         self._pool.observe(self._leased(), told)
+        self._tier = self._provider.tier_told(response.headers) or self._tier
         if self._call.streams or self._endpoint is Endpoint.OTHER:
             return await self._open_stream(response)
         body = await _whole(response)
@@ -253,7 +264,7 @@ class Exchange:
         # What a provider refuses counts as a request, and uses no tokens.
         lease = self._take_lease()
         lease.settle(Charge(requests=self._charge.requests, usd=0.0))
-        fault = self._provider.fault(response.status, response.headers, body, self._wall())
+        fault = self._provider.fault(response.status, response.headers, body, self._wall(), tier=self._tier)
         if fault.throttled:
             self._pool.throttled(lease, told, pause=fault.pause)
         else:
@@ -328,10 +339,10 @@ class Exchange:
         if usage.certainty == "known":
             spent = self._provider.settle(self._charge, usage)
             if self._price is not None:
-                spent = replace(spent, usd=cost(self._price, usage))
+                spent = replace(spent, usd=self._cost(self._price, usage))
             lease.settle(spent)
         else:
-            spent = self._spent_at_least(lease.charge)
+            spent = self._spent_at_least(lease.charge, usage.tier)
             lease.settle(spent)
         if end == "complete":
             known = usage.certainty != "unknown"
@@ -352,14 +363,14 @@ class Exchange:
         if end == "broken":
             self._on_broken()
 
-    def _spent_at_least(self, charge: Charge) -> Charge:
+    def _spent_at_least(self, charge: Charge, tier: str | None) -> Charge:
         """Return what to count for an answer that did not tell its usage: what was set aside for it, and more
         where more of it was seen than that."""
-        seen = Usage(math.ceil(charge.input_tokens), self._seen.tokens, certainty="estimated")
+        seen = Usage(math.ceil(charge.input_tokens), self._seen.tokens, certainty="estimated", tier=tier)
         if not seen.output_tokens:
             return charge
         counted = self._provider.settle(charge, seen)
-        usd = charge.usd if self._price is None else max(charge.usd or 0.0, cost(self._price, seen))
+        usd = charge.usd if self._price is None else max(charge.usd or 0.0, self._cost(self._price, seen))
         spent = Charge(
             max(charge.requests, counted.requests),
             max(charge.tokens, counted.tokens),
@@ -368,6 +379,14 @@ class Exchange:
             usd,
         )
         return charge if spent == charge else spent
+
+    def _cost(self, price: PriceConfig, usage: Usage) -> float:
+        """Return what ``usage`` cost, in the tier that the answer told, or else in the one asked for."""
+        tier = usage.tier if usage.tier is not None and self._provider.tiered else self._tier
+        known = tier_cost(price, usage, tier)
+        if known is None and tier is not None:
+            self._account.note_price_of(tier)
+        return cost_at_least(price, usage, tier)
 
     def _tell_interrupted(self, how: str) -> None:
         reason = "outrun" if self._watch.outrun else how

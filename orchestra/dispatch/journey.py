@@ -16,6 +16,7 @@ from orchestra.dispatch.bounds import Bounds
 from orchestra.dispatch.exchange import Failed
 from orchestra.dispatch.health import RouteHealth
 from orchestra.dispatch.route_table import Target
+from orchestra.dispatch.tiers import leaves_tier
 from orchestra.errors import AllRoutesFailed, ConnectionFailed, DeadlineExceeded, InputError
 from orchestra.observe.events import EventKind
 from orchestra.policies.fault import Recovery
@@ -61,6 +62,7 @@ class Journey:
         self._bounds = Bounds(call, self._started, clock)
         self._numbers = itertools.count(1)
         self._failures: list[tuple[str, Failed]] = []
+        self._full_tiers: Counter[str] = Counter()  # by route, how often its service tier had no room
 
     async def run(self) -> Outcome:
         """Return the answer; raise as `Dispatcher.send` does where there is none."""
@@ -123,11 +125,17 @@ class Journey:
             self._tell_next(target)
         elif self._hedger is not None and target.account is not None and _may_be_hedged(self._call):
             return await self._hedger.make(self._call, self._targets, chosen, self._bounds, self._numbers)
-        number = next(self._numbers)
-        return target, await self._attempts.make(self._call, target, self._bounds, number=number)
+        return target, await self._attempts.make(
+            self._call,
+            target,
+            self._bounds,
+            number=next(self._numbers),
+            default_tier=leaves_tier(self._full_tiers[target.name], self._call.traffic, self._bounds.time_left()),
+        )
 
     def _note(self, target: Target, failed: Failed) -> None:
         self._failures.append((target.name, failed))
+        self._full_tiers[target.name] += failed.fault.of_tier
         if failed.fault.unhealthy:
             self._health.failed(target, str(failed.error))
         elif failed.answer is not None:

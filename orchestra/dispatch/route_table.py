@@ -79,6 +79,10 @@ class RouteTable:
             raise self._unknown(model)
         return []
 
+    def account(self, name: str) -> Account | None:
+        """Return the configured provider of that name."""
+        return self._accounts.get(name)
+
     def near_miss(self, model: str | None) -> str | None:
         """Return the entry of ``[models]`` that ``model`` is probably a slip for, if there is one."""
         close = difflib.get_close_matches(model or "", self._models, n=1, cutoff=_NEAR)

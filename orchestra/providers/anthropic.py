@@ -18,12 +18,12 @@ from orchestra.providers.event_reader import PlainStreamReader
 from orchestra.providers.faults import error_object, status_fault
 from orchestra.providers.hints import demanded_wait
 
-__all__ = ["Anthropic"]
+__all__ = ["STATUS_OF", "Anthropic"]
 
 _INPUTS = ("system", "messages", "tools", "output_config", "output_format")
 _SPEND_LIMIT = "spend_limit_reached"
 _OWN_SPEND_LIMIT = "You have reached your specified API usage limits"
-_STATUS_OF = {
+STATUS_OF = {
     "invalid_request_error": 400,
     "authentication_error": 401,
     "billing_error": 402,
@@ -47,6 +47,7 @@ class Anthropic(Provider):
     """
 
     root = "/v1"
+    tiered = frozenset({Endpoint.MESSAGES})
     defaults = (("anthropic-version", "2023-06-01"),)
 
     def endpoint(self, path: str) -> Endpoint:
@@ -74,7 +75,7 @@ class Anthropic(Provider):
         counted = max(0, usage.input_tokens - usage.cached_tokens)
         return Charge(charge.requests, counted + usage.output_tokens, counted, usage.output_tokens)
 
-    def fault(self, status: int, headers: Headers, body: bytes, now: float) -> Fault:
+    def fault(self, status: int, headers: Headers, body: bytes, now: float, *, tier: str | None = None) -> Fault:
         return self.error_fault(status, headers, error_object(body), now)
 
     def error_fault(self, status: int, headers: Headers, error: Mapping[str, Any], now: float) -> Fault:
@@ -110,5 +111,5 @@ class Anthropic(Provider):
     def _event_fault(self, error: Mapping[str, Any]) -> Fault:
         """Read an error event. It has no status of its own: its type stands for one."""
         kind = error.get("type")
-        status = _STATUS_OF.get(kind, 500) if isinstance(kind, str) else 500
+        status = STATUS_OF.get(kind, 500) if isinstance(kind, str) else 500
         return self.error_fault(status, (), error, 0.0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestra.call import Usage
 from orchestra.policies.retry import Fault
-from orchestra.providers.base import FormatError
+from orchestra.providers.base import FormatError, as_tier
 from orchestra.providers.event_reader import EventReader
 from orchestra.providers.faults import as_error
 from orchestra.providers.sse import event_data
@@ -29,7 +30,8 @@ def read_usage(usage: Any) -> Usage:
     if fresh is None and output is None:
         return Usage()
     prompt = (fresh or 0) + (written or 0) + (cached or 0)
-    return Usage(prompt, output or 0, cached or 0, certainty="known")
+    tier = as_tier(usage.get("service_tier"))
+    return Usage(prompt, output or 0, cached or 0, certainty="known", tier=tier)
 
 
 def _count(value: Any) -> int | None:
@@ -82,7 +84,7 @@ class MessagesStreamReader(EventReader):
         self._counts |= {name: count for name, count in usage.items() if count is not None}
         told = read_usage(self._counts)
         if told.certainty == "known":
-            self.usage = Usage(told.input_tokens, told.output_tokens, told.cached_tokens, certainty)
+            self.usage = replace(told, certainty=certainty)
 
 
 def _shows(part: Mapping[str, Any]) -> bool:

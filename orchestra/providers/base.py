@@ -14,7 +14,7 @@ from orchestra.policies.retry import Fault
 from orchestra.policies.traffic import TrafficClass
 from orchestra.providers.hints import read_limits
 
-__all__ = ["Endpoint", "FormatError", "Provider", "StreamReader", "endpoint_at", "in_path"]
+__all__ = ["Endpoint", "FormatError", "Provider", "StreamReader", "as_tier", "endpoint_at", "in_path"]
 
 
 class FormatError(ValueError):
@@ -45,6 +45,11 @@ _LONGEST_FIRST = sorted((one for one in Endpoint if one is not Endpoint.OTHER), 
 def endpoint_at(path: str) -> Endpoint:
     """Return the endpoint, of whatever wire, that the path of a URL ends with."""
     return next((one for one in _LONGEST_FIRST if path.rstrip("/").endswith(one)), Endpoint.OTHER)
+
+
+def as_tier(value: Any) -> str | None:
+    """Return the name of a service tier as settings spell it, None where ``value`` is none."""
+    return value.lower() if isinstance(value, str) else None
 
 
 def in_path(model: str, safe: str = "") -> str:
@@ -91,6 +96,10 @@ class Provider(ABC):
     """How a configured limit comes back where the settings do not say: all at once, or (None) as they default."""
     priorities: ClassVar[Mapping[TrafficClass, int] | None] = None
     """What each class is given as ``priority``, where the account's settings ask for that field."""
+    tier_field: ClassVar[str] = "service_tier"
+    """The field of a body that asks for a service tier."""
+    tiered: ClassVar[frozenset[Endpoint]] = frozenset()
+    """The endpoints that take it; none where the provider has no tiers."""
     defaults: ClassVar[Headers] = ()
     """Headers that the provider insists on, for calls that come without."""
 
@@ -148,9 +157,24 @@ class Provider(ABC):
         longer in it, cached input that it does not count is left out, output is what came. Again no sum of money.
         """
 
+    def tier_asked(self, payload: Mapping[str, Any]) -> str | None:
+        """Return the service tier that a body asks for, None where it leaves that to the provider."""
+        return as_tier(payload.get(self.tier_field)) if self.tiered else None
+
+    def names_tier(self, payload: Mapping[str, Any]) -> bool:
+        """Return whether a body has the field that asks for a service tier, whatever it says there."""
+        return self.tier_field in payload
+
+    def tier_told(self, headers: Headers) -> str | None:
+        """Return the service tier that an answer's headers name. Most providers name it beside the usage."""
+        return None
+
     @abstractmethod
-    def fault(self, status: int, headers: Headers, body: bytes, now: float) -> Fault:
-        """Read an answer that is no success. ``now`` is unix time, for hints that are dates."""
+    def fault(self, status: int, headers: Headers, body: bytes, now: float, *, tier: str | None = None) -> Fault:
+        """Read an answer that is no success. ``now`` is unix time, for hints that are dates.
+
+        ``tier`` is the service tier that the call asked for, which at some providers may be what had no room.
+        """
 
     def limits(self, headers: Headers, now: float) -> list[RateLimit]:
         """Read what an answer, success or not, tells about the account's limits. ``now`` is unix time."""

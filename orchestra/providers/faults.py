@@ -12,7 +12,7 @@ __all__ = ["as_error", "error_object", "status_fault"]
 
 _PAYMENT_REQUIRED = 402
 _TOO_MANY_REQUESTS = 429
-_RETRYABLE = frozenset({408, 409, 425, 429, 498, 500})  # 498: Groq has no flex capacity just now
+_RETRYABLE = frozenset({408, 409, 425, 429, 498, 500})
 _OVERLOADED = frozenset({502, 503, 504, 520, 521, 522, 523, 524, 529})
 
 
@@ -38,12 +38,13 @@ def error_object(body: bytes) -> Mapping[str, Any]:
 
 
 def status_fault(
-    status: int, reason: str, *, wait: float | None = None, demanded: float | None = None, throttled: bool = True
+    status: int, reason: str, *, wait: float | None = None, demanded: float | None = None, of_tier: bool = False
 ) -> Fault:
     """Return what a status means on any wire, where nothing in the answer says otherwise.
 
     ``wait`` is how long to stay away, in seconds, as far as the answer tells; ``demanded`` what it demands in so
-    many words. A 429 means that the account asked for too much, unless it is known not to be ``throttled``.
+    many words. A 429 means that the account asked for too much, unless it is ``of_tier``: a service tier that has
+    no room is nothing that the account did, and no illness of the provider's.
     """
     if 300 <= status < 400:
         return Fault(Recovery.NONE, f"{reason} redirect: base_url does not name the endpoint", elsewhere=True)
@@ -51,13 +52,14 @@ def status_fault(
         return Fault(Recovery.PAUSE, reason, elsewhere=True)
     if status not in _RETRYABLE and status not in _OVERLOADED:
         return Fault(Recovery.NONE, reason)
-    throttled = throttled and status == _TOO_MANY_REQUESTS
+    throttled = status == _TOO_MANY_REQUESTS and not of_tier
     return Fault(
         Recovery.RETRY,
         reason,
         retry_after=wait,
         elsewhere=status in _OVERLOADED,
-        unhealthy=status >= 500,
+        unhealthy=status >= 500 and not of_tier,
         throttled=throttled,
         pause=demanded if throttled else None,
+        of_tier=of_tier,
     )

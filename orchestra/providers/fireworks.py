@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestra.call import Headers, RateLimit
+from orchestra.providers.base import Endpoint
 from orchestra.providers.openai import OpenAICompatible
 
 __all__ = ["Fireworks"]
@@ -19,6 +20,7 @@ class Fireworks(OpenAICompatible):
     """Fireworks."""
 
     root = "/inference/v1"
+    tiered = frozenset({Endpoint.CHAT})
 
     def limits(self, headers: Headers, now: float) -> list[RateLimit]:
         told = super().limits(headers, now)

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from orchestra.call import Charge, Headers, RateLimit, Usage, read_json
 from orchestra.policies.retry import Fault, Recovery
-from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader, in_path
+from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader, as_tier, in_path
 from orchestra.providers.estimate import estimate_tokens
 from orchestra.providers.event_reader import PlainStreamReader
 from orchestra.providers.faults import error_object, status_fault
@@ -37,6 +37,7 @@ _ANSWER_FIELDS = {
     Endpoint.EMBED_CONTENT: ("embedding", "embeddings"),
     Endpoint.BATCH_EMBED_CONTENTS: ("embeddings",),
 }
+_FLEX = "flex"
 _STATUS_OF = {
     "INVALID_ARGUMENT": 400,
     "FAILED_PRECONDITION": 400,
@@ -59,6 +60,8 @@ class Gemini(Provider):
     """
 
     root = "/v1beta"
+    tier_field = "serviceTier"
+    tiered = frozenset(_CONTENTS)
 
     def model_in(self, path: str) -> str | None:
         asked = _PATH.search(path)
@@ -109,14 +112,34 @@ class Gemini(Provider):
     def settle(self, charge: Charge, usage: Usage) -> Charge:
         return Charge(charge.requests, usage.input_tokens, usage.input_tokens, usage.output_tokens)
 
+    def tier_asked(self, payload: Mapping[str, Any]) -> str | None:
+        return super().tier_asked(payload) or as_tier(payload.get("service_tier"))
+
+    def names_tier(self, payload: Mapping[str, Any]) -> bool:
+        return super().names_tier(payload) or "service_tier" in payload
+
+    def tier_told(self, headers: Headers) -> str | None:
+        return next((value.lower() for name, value in headers if name == "x-gemini-service-tier"), None)
+
     def limits(self, headers: Headers, now: float) -> list[RateLimit]:
         return []
 
-    def fault(self, status: int, headers: Headers, body: bytes, now: float) -> Fault:
-        return self.error_fault(status, headers, error_object(body), now)
+    def fault(self, status: int, headers: Headers, body: bytes, now: float, *, tier: str | None = None) -> Fault:
+        return self.error_fault(status, headers, error_object(body), now, tier=tier)
 
-    def error_fault(self, status: int, headers: Headers, error: Mapping[str, Any], now: float | None) -> Fault:
-        """Read an error object, whether it came as an answer or as an event of a stream, where ``now`` is None."""
+    def error_fault(
+        self,
+        status: int,
+        headers: Headers,
+        error: Mapping[str, Any],
+        now: float | None,
+        *,
+        tier: str | None = None,
+    ) -> Fault:
+        """Read an error object, whether it came as an answer or as an event of a stream, where ``now`` is None.
+
+        The flex tier is shed with the words of any overload; a limit of the account's own has a name beside them.
+        """
         word = error.get("status")
         reason = f"{status} {word}" if isinstance(word, str) else str(status)
         if status == 429 and any("PerDay" in quota for quota in _quotas(error)):
@@ -126,7 +149,8 @@ class Gemini(Provider):
             )
         delay = next((detail["retryDelay"] for detail in _details(error) if "retryDelay" in detail), None)
         demanded = demanded_wait(headers, {**error, "retryDelay": delay}, now or 0.0)
-        return status_fault(status, reason, wait=demanded, demanded=demanded)
+        shed = tier == _FLEX and (status == 503 or (status == 429 and not any(_quotas(error))))
+        return status_fault(status, reason, wait=demanded, demanded=demanded, of_tier=shed)
 
     def usage(self, endpoint: Endpoint, body: bytes) -> Usage:
         if endpoint is Endpoint.OTHER:

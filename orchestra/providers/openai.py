@@ -45,6 +45,8 @@ _STATUS_OF = {
     "server_is_overloaded": 503,
     "ServiceUnavailableError": 503,
 }
+_NO_FLEX = 498
+"""Groq's own status: it has no flex capacity just now."""
 _INPUTS = ("messages", "prompt", "input", "instructions", "tools", "functions", "response_format", "text")
 _MAX_OUTPUTS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _LARGEST_COUNT = 10**9
@@ -67,6 +69,7 @@ class OpenAI(Provider):
     documents no refund: a request that used less stays charged, and one that used more goes into debt.
     """
 
+    tiered = frozenset({Endpoint.CHAT, Endpoint.RESPONSES})
     asks_for_usage = True
     """Whether a stream tells its usage only where ``stream_options`` ask for it."""
 
@@ -99,7 +102,7 @@ class OpenAI(Provider):
         used = used_by(charge, usage)
         return Charge(used.requests, max(charge.tokens, used.tokens), used.input_tokens, used.output_tokens)
 
-    def fault(self, status: int, headers: Headers, body: bytes, now: float) -> Fault:
+    def fault(self, status: int, headers: Headers, body: bytes, now: float, *, tier: str | None = None) -> Fault:
         return self.error_fault(status, headers, error_object(body), now)
 
     def error_fault(self, status: int, headers: Headers, error: Mapping[str, Any], now: float) -> Fault:
@@ -113,7 +116,7 @@ class OpenAI(Provider):
             reason,
             wait=retry_after(headers, error, now),
             demanded=demanded_wait(headers, error, now),
-            throttled="resource_unavailable" not in words,  # a tier that is full is nothing that the account did
+            of_tier=status == _NO_FLEX or (status == 429 and "resource_unavailable" in words),
         )
 
     def usage(self, endpoint: Endpoint, body: bytes) -> Usage:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestra.call import Usage
 from orchestra.policies.retry import Fault
+from orchestra.providers.base import as_tier
 from orchestra.providers.event_reader import EventReader, PlainStreamReader
 from orchestra.providers.faults import as_error
 from orchestra.providers.sse import event_data
@@ -23,18 +25,20 @@ _FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
 def read_usage(answer: Mapping[str, Any]) -> Usage:
-    """Return the usage that an answer or a chunk reports, under any of the names in use."""
+    """Return the usage that an answer or a chunk reports, and its service tier, under any of the names in use."""
+    tier = as_tier(answer.get("service_tier"))
     groq = answer.get("x_groq")
     usage = answer.get("usage") or (groq.get("usage") if isinstance(groq, Mapping) else None)
     if not isinstance(usage, Mapping):
-        return Usage()
+        return Usage(tier=tier)
+    tier = as_tier(usage.get("service_tier")) or tier
     prompt = _first(usage, "prompt_tokens", "input_tokens")
     output = _first(usage, "completion_tokens", "output_tokens")
     if prompt is None and output is None:
-        return Usage()
+        return Usage(tier=tier)
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = _first(details, "cached_tokens") if isinstance(details, Mapping) else 0
-    return Usage(prompt or 0, output or 0, cached or 0, certainty="known")
+    return Usage(prompt or 0, output or 0, cached or 0, certainty="known", tier=tier)
 
 
 def _first(counts: Mapping[str, Any], *names: str) -> int | None:
@@ -85,8 +89,8 @@ class ChatStreamReader(_EventReader):
             self.fault = self._fault_of(error)
             return True
         usage = self._usage_of(chunk)
-        if usage.certainty == "known":
-            self.usage = usage
+        tier = usage.tier or self.usage.tier
+        self.usage = replace(usage if usage.certainty == "known" else self.usage, tier=tier)
         choices = chunk.get("choices")
         self.started = self.started or _shows_content(choices)
         return self._keep_usage or bool(choices) or not chunk.get("usage")

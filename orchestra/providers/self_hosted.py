@@ -22,6 +22,7 @@ class SelfHosted(OpenAICompatible):
     no failure of it, and tells the controller of calls at once what a 429 would.
     """
 
+    tiered = frozenset()
     is_full: ClassVar[re.Pattern[str]] = re.compile(r"\bqueue\b.*\bfull\b", re.IGNORECASE)
     """What the message of a refusal for want of room says."""
 

@@ -16,3 +16,4 @@ class Together(OpenAICompatible):
     """Together."""
 
     root = "/v1"
+    tiered = frozenset()

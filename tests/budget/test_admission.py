@@ -459,12 +459,25 @@ class TestLimits:
         gate.end(calls[1])
         assert waiting.state is State.GRANTED
 
+    def test_a_concurrency_limit_that_goes_and_comes_again_counts_whoever_is_under_way(self):
+        gate = Gate(slots(2))
+        old = gate.ask()
+        gate.admission.set_limits([], gate.now)
+        calls = [gate.ask() for _ in range(2)]
+        gate.admission.set_limits([slots(2)], gate.now)
+        waiting = gate.ask()
+        (limit,) = gate.admission.dimensions
+        for call, used in ((calls[0], 2.0), (old, 2.0), (calls[1], 1.0), (waiting, 0.0)):
+            gate.end(call)
+            assert limit.bucket.used(gate.now) == limit.bucket.reserved == used
+        assert waiting.state is State.OVER
+
     def test_a_lease_from_before_ends_well_when_its_limit_is_gone(self):
         gate = Gate(per_minute("tokens", 60))
         call = gate.ask(tokens=60.0)
         gate.admission.set_limits([per_minute("requests", 60)], gate.now)
         gate.end(call)
-        assert [d.metric for d in gate.admission.dimensions] == ["requests", "concurrency"]
+        assert [d.metric for d in gate.admission.dimensions] == ["requests"]
         assert gate.admission.interactive.in_use == 0
 
 

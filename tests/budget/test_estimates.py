@@ -40,7 +40,7 @@ def test_a_call_gives_back_what_it_reserved_whatever_was_learned_meanwhile():
     first, second = gate.call(), gate.call()
     gate.end(first, Charge(tokens=350.0, input_tokens=300.0))
     gate.end(second, Charge(tokens=350.0, input_tokens=300.0))
-    (tokens, _) = gate.admission.dimensions
+    (tokens,) = gate.admission.dimensions
     assert tokens.bucket.reserved == 0.0
     assert tokens.bucket.used(gate.now) == 700.0
 

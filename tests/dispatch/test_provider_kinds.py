@@ -153,7 +153,7 @@ async def test_batches_and_files_are_not_metered():
     async with ScriptedProvider() as provider, running(config("mistral", provider.origin)) as lab:
         await (await lab.dispatcher.send(pointed(f"{provider.base_url}/batch/jobs"))).read()
         assert lab.kinds() == []
-        await (await lab.dispatcher.send(pointed(f"{provider.base_url}/moderations"))).read()
+        await (await lab.dispatcher.send(pointed(f"{provider.base_url}/chat/completions"))).read()
         assert "settled" in lab.kinds()
 
 

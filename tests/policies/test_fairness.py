@@ -111,6 +111,33 @@ def test_the_urgent_overtake_inside_their_job_but_by_no_more_than_the_lateness()
     assert list(drain(queue)) == ["urgent", "patient", "too late to overtake", "in an hour"]
 
 
+def test_cheap_ones_of_a_job_go_first_but_none_waits_for_those_that_come_later_than_it_yields():
+    queue = FairQueue(lateness=60.0, yields=30.0)
+    queue.push("dear", job="a", cost=10.0, now=0.0)  # lets pass for 30 s
+    queue.push("middling", job="a", cost=0.2, now=0.0)  # for 20 s
+    queue.push("cheap", job="a", cost=0.1, now=0.0)
+    queue.push("cheap later", job="a", cost=0.1, now=9.0)
+    queue.push("cheap and last", job="a", cost=0.1, now=21.0)
+    assert list(drain(queue)) == ["cheap", "cheap later", "middling", "dear", "cheap and last"]
+
+
+def test_a_stream_of_cheap_ones_never_keeps_a_dear_one_out():
+    queue = FairQueue(lateness=60.0, yields=30.0)
+    queue.push("dear", job="a", cost=1e6, now=0.0)
+    for second in range(100):
+        queue.push("cheap", job="a", cost=0.001, now=float(second))
+        if queue.pop() == "dear":
+            break
+    assert 29 <= second <= 31
+
+
+def test_an_expiry_goes_before_the_price():
+    queue = FairQueue(lateness=60.0, yields=30.0)
+    queue.push("cheap", job="a", cost=0.1, now=0.0)
+    queue.push("dear and urgent", job="a", cost=10.0, now=0.0, expires_at=20.0)
+    assert list(drain(queue)) == ["dear and urgent", "cheap"]
+
+
 def test_the_front_goes_first_in_its_own_order_and_is_paid_for():
     queue = FairQueue(lateness=60.0)
     for job in "aab":
@@ -157,3 +184,5 @@ def test_bad_costs(cost):
 def test_bad_lateness(lateness):
     with pytest.raises(ValueError, match="lateness"):
         FairQueue(lateness=lateness)
+    with pytest.raises(ValueError, match="yields"):
+        FairQueue(lateness=1.0, yields=lateness)

@@ -148,7 +148,7 @@ def test_other_families_of_limits_are_left_alone():
 
 def test_a_sampled_answer():
     usage = ANTHROPIC.usage(Endpoint.MESSAGES, json.dumps(sample("anthropic_message")).encode())
-    assert usage == Usage(2067, 5, 2048, certainty="known")
+    assert usage == Usage(2067, 5, 2048, certainty="known", tier="standard")
 
 
 def test_what_was_written_to_the_cache_is_input():
@@ -180,7 +180,7 @@ def test_a_sampled_stream(size: int):
     reader, passed = play(STREAM, size)
     assert passed == STREAM
     assert (reader.started, reader.ended, reader.fault) == (True, True, None)
-    assert reader.usage == Usage(2067, 5, 2048, certainty="known")
+    assert reader.usage == Usage(2067, 5, 2048, certainty="known", tier="standard")
 
 
 def test_content_starts_with_its_first_delta():
@@ -235,7 +235,7 @@ def test_what_shows_nothing_yet_is_passed_on_unstarted(part: bytes):
 def test_a_cut_stream_has_not_ended_and_its_usage_is_no_count():
     reader, _ = play(STREAM[: STREAM.index(b"event: message_delta")])
     assert (reader.started, reader.ended) == (True, False)
-    assert reader.usage == Usage(2067, 1, 2048, certainty="estimated")
+    assert reader.usage == Usage(2067, 1, 2048, certainty="estimated", tier="standard")
 
 
 def test_the_last_sums_count_and_what_they_leave_out_stays():

@@ -59,6 +59,11 @@ def test_sampled_errors(name: str, recovery: Recovery, wait: float | None, elsew
     assert fault.retry_after == (None if wait is None else pytest.approx(wait))
 
 
+def test_a_stream_tells_its_tier_before_its_usage():
+    reader, _ = play("sse_chat_stream_cut", Endpoint.CHAT)
+    assert reader.usage == Usage(certainty="unknown", tier="default")
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 422, 501])
 def test_a_fault_of_the_request_is_not_retried(status: int):
     fault = OPENAI.fault(status, (), b'{"error": {"message": "no", "type": "invalid_request_error"}}', NOW)
@@ -81,10 +86,10 @@ def test_a_redirect_sends_the_call_to_another_route():
 @pytest.mark.parametrize(
     ("name", "endpoint", "usage"),
     [
-        ("openai_chat_completion", Endpoint.CHAT, Usage(1204, 84, 1024, **KNOWN)),
-        ("openai_response", Endpoint.RESPONSES, Usage(1204, 84, 1024, **KNOWN)),
+        ("openai_chat_completion", Endpoint.CHAT, Usage(1204, 84, 1024, **KNOWN, tier="default")),
+        ("openai_response", Endpoint.RESPONSES, Usage(1204, 84, 1024, **KNOWN, tier="default")),
         ("vllm_chat_completion", Endpoint.CHAT, Usage(21, 3, 0, **KNOWN)),
-        ("groq_chat_completion", Endpoint.CHAT, Usage(80, 24, 64, **KNOWN)),
+        ("groq_chat_completion", Endpoint.CHAT, Usage(80, 24, 64, **KNOWN, tier="on_demand")),
     ],
 )
 def test_sampled_answers(name: str, endpoint: Endpoint, usage: Usage):
@@ -104,9 +109,9 @@ def test_an_answer_without_usage_is_unknown_not_zero():
 @pytest.mark.parametrize(
     ("name", "endpoint", "usage"),
     [
-        ("sse_chat_stream", Endpoint.CHAT, Usage(1204, 84, 1024, **KNOWN)),
+        ("sse_chat_stream", Endpoint.CHAT, Usage(1204, 84, 1024, **KNOWN, tier="default")),
         ("sse_groq_stream", Endpoint.CHAT, Usage(80, 24, 64, **KNOWN)),
-        ("sse_responses_stream", Endpoint.RESPONSES, Usage(1204, 84, 1024, **KNOWN)),
+        ("sse_responses_stream", Endpoint.RESPONSES, Usage(1204, 84, 1024, **KNOWN, tier="default")),
     ],
 )
 def test_sampled_streams(name: str, endpoint: Endpoint, usage: Usage):

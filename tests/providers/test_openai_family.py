@@ -63,7 +63,7 @@ def event(**chunk: Any) -> bytes:
         ("azure", "azure_429", Fault(RETRY, "429", 13.512, throttled=True, pause=13.512)),
         ("mistral", "mistral_429", Fault(RETRY, "429 1300", 1, throttled=True, pause=1)),
         ("groq", "groq_429", Fault(RETRY, "429 rate_limit_exceeded", 4, throttled=True, pause=4)),
-        ("groq", "groq_498_flex_capacity", Fault(RETRY, "498 capacity_exceeded")),
+        ("groq", "groq_498_flex_capacity", Fault(RETRY, "498 capacity_exceeded", of_tier=True)),
         ("vllm", "vllm_400", Fault(NONE, "400 BadRequestError")),
         (
             "vllm",
@@ -219,10 +219,10 @@ ANSWER: dict[str, Any] = {"choices": [{"index": 0, "message": {"content": "x"}}]
 @pytest.mark.parametrize(
     ("kind", "answer", "usage"),
     [
-        ("mistral", sample("mistral_chat_completion"), Usage(21, 4, **KNOWN)),
-        ("groq", sample("groq_chat_completion"), Usage(80, 24, 64, **KNOWN)),
+        ("mistral", sample("mistral_chat_completion"), Usage(21, 4, **KNOWN, tier="standard")),
+        ("groq", sample("groq_chat_completion"), Usage(80, 24, 64, **KNOWN, tier="on_demand")),
         ("vllm", sample("vllm_chat_completion"), Usage(21, 3, **KNOWN)),
-        ("azure", sample("openai_chat_completion"), Usage(1204, 84, 1024, **KNOWN)),
+        ("azure", sample("openai_chat_completion"), Usage(1204, 84, 1024, **KNOWN, tier="default")),
         (
             "sglang",
             {**ANSWER, "usage": {"prompt_tokens": 9, "completion_tokens": 7, "reasoning_tokens": 5}},
@@ -246,7 +246,7 @@ def test_usage_of_whole_answers(kind: str, answer: dict[str, Any], usage: Usage)
 def test_the_stream_of_the_wire(kind: str):
     data = (SAMPLES / "sse_chat_stream.txt").read_bytes()
     reader, passed = read(kind, data)
-    assert (reader.ended, reader.usage) == (True, Usage(1204, 84, 1024, **KNOWN))
+    assert (reader.ended, reader.usage) == (True, Usage(1204, 84, 1024, **KNOWN, tier="default"))
     assert b'"choices":[]' not in passed
     asked, whole = read(kind, data, {"stream": True, "stream_options": {"include_usage": True}})
     assert (asked.usage, whole.strip()) == (reader.usage, data.strip())

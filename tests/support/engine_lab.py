@@ -101,7 +101,10 @@ class Lab:
         self._stall = stall
         self._progress: dict[int, int] = {}
 
-    def add(self, traffic: TrafficClass, prompt: int | list[int], max_tokens: int = 4) -> Sequence:
+    def add(
+        self, traffic: TrafficClass, prompt: int | list[int], max_tokens: int = 4, kin: Sequence | None = None
+    ) -> Sequence:
+        """``kin``: it is another completion of that one's prompt."""
         number = len(self.asked)
         ids = prompt if isinstance(prompt, list) else [(7 * number + i) % VOCABULARY for i in range(prompt)]
         seq = Sequence(
@@ -112,6 +115,10 @@ class Lab:
             max_tokens=max_tokens,
             sampling=GREEDY,
         )
+        if kin is not None:
+            kin.kin = seq.kin = [*(kin.kin or [kin]), seq]
+            for relative in seq.kin:
+                relative.kin = seq.kin
         self.state.add(seq)
         self.asked[number] = (list(ids), max_tokens)
         self._progress[number] = self.steps
@@ -132,9 +139,9 @@ class Lab:
         self.steps += 1
         check_plan(state, plan, self.budget, free_before=free)
         state.check()
-        for seq, token in commit_step(state, plan, self.runner.run(rows)):
+        for seq, output in commit_step(state, plan, self.runner.run(rows)):
             self.first_token.setdefault(seq.request_id, self.steps)
-            assert token == seq.token_ids[-1]
+            assert output.token_id == seq.token_ids[-1]
             if seq.num_output == seq.max_tokens:
                 self.outputs[seq.request_id] = seq.output_ids
                 prompt, limit = self.asked[seq.request_id]

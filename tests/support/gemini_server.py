@@ -34,6 +34,7 @@ class Answer:
     error_after: int | None = None
     error: Mapping[str, Any] = field(default_factory=dict)
     finish: str | None = "STOP"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ class GeminiServer:
             return await self._stream(request, answer)
         told = _whole(request.path, body, answer) if answer.body is None else answer.body
         text = told if isinstance(told, str) else json.dumps(told)
-        return web.Response(status=answer.status, text=text, content_type="application/json")
+        return web.Response(
+            status=answer.status, text=text, content_type="application/json", headers=answer.headers
+        )
 
     async def _stream(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         listed = request.query.get("alt") != "sse"

@@ -161,7 +161,7 @@ class SharedDimension(Dimension):
             raise TypeError("a shared dimension is one of slices")
         self.bucket = bucket
 
-    def floor(self, now: float, *, untried: bool = False) -> float:
+    def floor(self, now: float, untried: bool = False) -> float:
         return self.bucket.kept_back
 
     def ask(self, charge: Charge, busy: int, now: float) -> None:

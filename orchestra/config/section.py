@@ -1,0 +1,42 @@
+"""What the sections of the settings are made of."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+__all__ = ["FileName", "Price", "Rate", "Section", "Share", "closest", "nearest"]
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Price = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False, strict=True)]
+FileName = Annotated[str, Field(min_length=1), AfterValidator(lambda name: _without_nul(name))]
+
+
+class Section(BaseModel):
+    """A table of the settings. It knows all its keys, and is not changed once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # importing builds nothing
+
+
+def closest(word: str, known: Sequence[str]) -> list[str]:
+    """Return the one of ``known`` that ``word`` most resembles, or nothing where it resembles none."""
+    return difflib.get_close_matches(word, known, n=1)
+
+
+def nearest(word: str, known: Any) -> str:
+    """Return the end of a message about an unknown ``word``: what was meant, or what there is."""
+    options = list(known)
+    close = closest(word, options)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known here: {', '.join(sorted(options))}" if options else ""
+
+
+def _without_nul(name: str) -> str:
+    if "\0" in name:
+        raise ValueError("must be the name of a file, without a zero byte")
+    return name

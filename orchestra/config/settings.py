@@ -1,0 +1,157 @@
+"""The settings as a whole, and their sections beside those of the providers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from orchestra.config.account import ProviderConfig
+from orchestra.config.section import FileName, Price, Section, Share, nearest
+
+__all__ = [
+    "LOCAL",
+    "BudgetConfig",
+    "BulkConfig",
+    "Config",
+    "LocalConfig",
+    "ModelConfig",
+    "NetworkConfig",
+    "ObserveConfig",
+    "TrafficConfig",
+]
+
+LOCAL = "local"
+
+
+class ModelConfig(Section):
+    """A model name of yours, and who serves it: ``provider/model`` or ``local/name``, in order of preference."""
+
+    routes: tuple[str, ...]
+
+    @field_validator("routes")
+    @classmethod
+    def _are_routes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("must name at least one route")
+        for route in value:
+            if not all(route.partition("/")):
+                raise ValueError(f"{route!r} must be written 'provider/model' or 'local/name'")
+        return value
+
+
+class LocalConfig(Section):
+    """A model that the in-process engine serves. ``weights`` is a known model's name, a .gguf file or a folder.
+
+    ``dollars_per_hour`` is what its machine costs, from which jobs say what a million tokens do.
+    """
+
+    weights: FileName
+    max_num_seqs: Annotated[int, Field(ge=1, strict=True)] | None = None
+    kv_bytes: Annotated[int, Field(ge=1, strict=True)] | None = None
+    threads: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = None
+    dollars_per_hour: Price | None = None
+
+
+class TrafficConfig(Section):
+    """``interactive_reserve``: the share of each limit that bulk leaves alone; ``"auto"`` follows the demand.
+
+    ``bulk_min_share``: the share of each limit that bulk is guaranteed even under endless interactive load.
+
+    ``max_waiting``: how many calls of a class may wait for a limit; one more fails at once (QueueFull). Calls wait
+    as long as they may, so a bound is for who would rather be told.
+
+    ``hedge_share``: the share of interactive calls that may be sent a second time, where an answer is later than
+    all but that share usually are; 0 is never. The first good answer counts, and both are charged.
+    """
+
+    interactive_reserve: Literal["auto"] | float = "auto"
+    bulk_min_share: Share = 0.0
+    max_waiting: Annotated[int, Field(ge=0, strict=True)] | None = None
+    hedge_share: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False, strict=True)] = 0.0
+
+    @field_validator("interactive_reserve", mode="before")
+    @classmethod
+    def _auto_or_share(cls, value: Any) -> Any:
+        if value != "auto" and not (type(value) in (int, float) and 0 <= value <= 0.9):
+            raise ValueError('must be "auto" or a share from 0 to 0.9')
+        return value
+
+
+class BudgetConfig(Section):
+    """Who shares the budget.
+
+    ``backend``: ``"memory"``, this process alone; or ``"sqlite:PATH"``, all processes of this machine that name
+    the same file, which is made where it is missing. A relative path counts from the current folder.
+    """
+
+    backend: str = "memory"
+
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, value: str) -> str:
+        scheme, _, path = value.partition(":")
+        if value != "memory" and not (scheme == "sqlite" and path.strip()):
+            raise ValueError(f'must be "memory" or "sqlite:PATH", not {value!r}')
+        return value
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The file that the processes share, or None where the budget is this process's own."""
+        scheme, _, path = self.backend.partition(":")
+        return Path(path).expanduser() if scheme == "sqlite" else None
+
+
+class BulkConfig(Section):
+    """Durable bulk jobs. ``store`` is the SQLite file that holds them."""
+
+    store: FileName = ".orchestra/jobs.db"
+
+
+class NetworkConfig(Section):
+    """How requests go out. ``client``: the library, ``"aiohttp"``, or ``"httpx2"``, which knows SOCKS proxies."""
+
+    client: Literal["aiohttp", "httpx2"] = "aiohttp"
+
+
+class ObserveConfig(Section):
+    """What can be seen from outside. ``status``: whether ``orchestra status`` of the same user can look in."""
+
+    status: Annotated[bool, Field(strict=True)] = True
+
+
+class Config(Section):
+    """All settings. Names of providers and of local models may not collide, nor contain a slash."""
+
+    providers: Mapping[str, ProviderConfig] = Field(default_factory=dict)
+    models: Mapping[str, ModelConfig] = Field(default_factory=dict)
+    local: Mapping[str, LocalConfig] = Field(default_factory=dict)
+    traffic: TrafficConfig = TrafficConfig()
+    budget: BudgetConfig = BudgetConfig()
+    bulk: BulkConfig = BulkConfig()
+    network: NetworkConfig = NetworkConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @model_validator(mode="after")
+    def _routes_exist(self) -> Config:
+        for name in (*self.providers, *self.local):
+            if "/" in name:
+                raise ValueError(f"the name {name!r} may not contain a slash")
+        if LOCAL in self.providers:
+            raise ValueError("a provider may not be called 'local': that name means the in-process engine")
+        for name, model in self.models.items():
+            for route in model.routes:
+                head, _, tail = route.partition("/")
+                if head == LOCAL and tail not in self.local:
+                    raise ValueError(
+                        f"models.{name}.routes: {route!r} needs a section [local.{tail}]"
+                        + nearest(tail, self.local)
+                    )
+                if head != LOCAL and head not in self.providers:
+                    raise ValueError(
+                        f"models.{name}.routes: {route!r} needs a section [providers.{head}]"
+                        + nearest(head, self.providers)
+                    )
+        return self
