@@ -12,6 +12,17 @@ from __future__ import annotations
 
 from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.engine import LocalEngine
-from orchestra.localengine.request import Completion, Delta, SamplingParams, Timing, Usage
+from orchestra.localengine.request import Chat, Completion, Delta, SamplingParams, Timing, Usage
+from orchestra.localengine.sampling_params import Structure
 
-__all__ = ["Completion", "Delta", "EngineConfig", "LocalEngine", "SamplingParams", "Timing", "Usage"]
+__all__ = [
+    "Chat",
+    "Completion",
+    "Delta",
+    "EngineConfig",
+    "LocalEngine",
+    "SamplingParams",
+    "Structure",
+    "Timing",
+    "Usage",
+]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from orchestra.localengine.plan import StepPlan
 from orchestra.localengine.sequence import Sequence
 from orchestra.localengine.state import SchedulerState
-from orchestra.localengine.step import RowInput, RowOutput
+from orchestra.localengine.step import DrawExtras, RowInput, RowOutput
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["apply_plan", "commit_step"]
@@ -15,10 +15,12 @@ __all__ = ["apply_plan", "commit_step"]
 
 def apply_plan(state: SchedulerState, plan: StepPlan) -> list[RowInput]:
     """Do what the plan decided about slots and blocks; return the rows to run."""
+    for blocks in plan.loans.values():  # before the lender might let go of them
+        state.pool.retain(blocks)
     for request_id in plan.displaced:
         state.displace(request_id)
     for request_id in plan.admitted:
-        state.admit(request_id)
+        state.admit(request_id, plan.loans.get(request_id, ()))
     rows = []
     for row in plan.rows:
         seq = state.find(row.request_id)
@@ -37,29 +39,59 @@ def apply_plan(state: SchedulerState, plan: StepPlan) -> list[RowInput]:
                 block_table=tuple(seq.block_table),
                 sampling=seq.sampling if row.sampled else None,
                 noise_key=seq.noise_key,
+                extras=_extras(seq) if row.sampled else None,
+                targets=_targets(seq, row.start, end),
+                num_top=seq.sampling.prompt_logprobs or 0,
             )
         )
     _book_bulk_share(state, plan)
     return rows
 
 
-def commit_step(state: SchedulerState, plan: StepPlan, outputs: Iterable[RowOutput]) -> list[tuple[Sequence, int]]:
-    """Book what a step that ran has computed; return each drawn token with its sequence, in the plan's order.
+def commit_step(
+    state: SchedulerState, plan: StepPlan, outputs: Iterable[RowOutput]
+) -> list[tuple[Sequence, RowOutput]]:
+    """Book what a step that ran has computed; return each draw with its sequence, in the plan's order.
 
     A row whose sequence was removed or displaced while the step ran is dropped, token and all.
     """
-    drawn = {(output.request_id, output.epoch): output.token_id for output in outputs}
+    by_row = {(output.request_id, output.epoch): output for output in outputs}
     tokens = []
     for row in plan.rows:
         seq = state.find(row.request_id)
         if seq is None or seq.epoch != row.epoch:
             continue
         seq.num_computed += row.count
+        output = by_row.get((row.request_id, row.epoch))
+        if output is not None:
+            # what a displaced prompt computes again is known already
+            seq.prompt_scores += output.targets[len(seq.prompt_scores) - row.start :]
         if row.sampled:
-            token_id = drawn[row.request_id, row.epoch]
-            seq.token_ids.append(token_id)
-            tokens.append((seq, token_id))
+            assert output is not None
+            assert output.token_id is not None, "a sampled row has a token"
+            seq.token_ids.append(output.token_id)
+            tokens.append((seq, output))
     return tokens
+
+
+def _extras(seq: Sequence) -> DrawExtras | None:
+    sampling = seq.sampling
+    banned = seq.end_ids if seq.num_output < sampling.min_tokens else ()
+    if not (sampling.penalizes or banned or seq.constraint):
+        return None
+    return DrawExtras(
+        history=tuple(seq.token_ids) if sampling.penalizes else (),
+        num_prompt=seq.num_prompt,
+        banned=tuple(banned),
+        allowed=seq.constraint.allowed() if seq.constraint else None,
+    )
+
+
+def _targets(seq: Sequence, start: int, end: int) -> tuple[int, ...]:
+    """The prompt's tokens that follow those at ``start .. end``, where their scores are wanted and not known."""
+    if seq.sampling.prompt_logprobs is None or len(seq.prompt_scores) >= min(end, seq.num_prompt - 1):
+        return ()
+    return tuple(seq.token_ids[start + 1 : min(end + 1, seq.num_prompt)])
 
 
 def _book_bulk_share(state: SchedulerState, plan: StepPlan) -> None:

@@ -61,6 +61,10 @@ class BlockPool:
         """How many of one table's ``blocks`` would become free if it let go of them."""
         return sum(self._references[block] == 1 for block in blocks)
 
+    def references(self, block: int) -> int:
+        """How many tables hold ``block``."""
+        return self._references[block]
+
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless the books agree with ``tables``, all the block tables there are.
 

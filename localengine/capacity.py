@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestra.localengine.models.layout import layer_shapes
 from orchestra.localengine.models.spec import ModelSpec
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "available_memory",
     "default_kv_bytes",
     "human",
+    "kv_bytes_per_token",
     "plan_capacity",
     "weight_bytes",
     "weight_values",
@@ -83,16 +86,16 @@ def plan_capacity(
         raise ValueError(f"block_size must be at least 1, not {block_size}")
     if kv_bytes is None:
         kv_bytes = default_kv_bytes(available_memory() if free_bytes is None else free_bytes)
-    kv_bytes_per_token = spec.kv_values_per_token * _FLOAT32_BYTES
-    num_blocks = kv_bytes // (kv_bytes_per_token * block_size)
+    token_bytes = kv_bytes_per_token(spec)
+    num_blocks = kv_bytes // (token_bytes * block_size)
     if num_blocks < 1:
         raise ValueError(
             f"a KV cache of {human(kv_bytes)} holds no block of {block_size} tokens, which takes "
-            f"{human(kv_bytes_per_token * block_size)}: raise kv_bytes, or free some memory"
+            f"{human(token_bytes * block_size)}: raise kv_bytes, or free some memory"
         )
     return Capacity(
         weight_bytes=weight_bytes(spec),
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=token_bytes,
         block_size=block_size,
         num_blocks=num_blocks,
         max_position=spec.max_position,
@@ -101,12 +104,14 @@ def plan_capacity(
 
 def weight_values(spec: ModelSpec) -> int:
     """Numbers in the model's weights: its parameters, a tied embedding counted once."""
-    hidden = spec.hidden_size
-    attention = 2 * hidden * (spec.num_heads + spec.num_kv_heads) * spec.head_dim  # q and out, k and v
-    mlp = 3 * hidden * spec.intermediate_size
-    norms = 2 * hidden
-    embeddings = spec.vocab_size * hidden * (1 if spec.tie_embeddings else 2)
-    return embeddings + spec.num_layers * (attention + mlp + norms) + hidden
+    layer = sum(math.prod(shape) for shape in layer_shapes(spec).values())
+    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
+    return embeddings + spec.num_layers * layer + spec.hidden_size  # the last are the final norm's
+
+
+def kv_bytes_per_token(spec: ModelSpec) -> int:
+    """Memory that the KV cache takes for one token."""
+    return spec.kv_values_per_token * _FLOAT32_BYTES
 
 
 def default_kv_bytes(free_bytes: int) -> int:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import LoopControlExtension
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -50,7 +51,7 @@ class ChatTemplate:
                 "use another model file"
             )
         environment = _Sandbox(
-            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[LoopControlExtension]
+            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[LoopControlExtension, _Generation]
         )
         environment.filters["tojson"] = _tojson
         environment.globals.update(
@@ -70,40 +71,61 @@ class ChatTemplate:
                 "prompt as text"
             ) from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt as text, for people to read; ``encode`` is what a model should be given.
 
-        Raises PromptError where the messages are not chat messages of text, or the template refuses them.
+        ``tools`` are in OpenAI's form. Raises PromptError where the messages are not chat messages of text, or the
+        template refuses them.
         """
-        return self._render(_checked(messages), add_generation_prompt, str)
+        return self._render(_checked(messages), list(tools), add_generation_prompt, str)
 
     def encode(
-        self, messages: Sequence[Message], tokenizer: Tokenizer, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """The prompt's token ids: those of the rendered text, but a control token written in a message stays text.
 
-        Before rendering, the first character of each control token in the messages is disguised; the rendered text
-        is split at the control tokens that are left, which are the template's; then the disguise comes off.
-        Raises PromptError as ``render`` does.
+        Before rendering, the first character of each control token in the messages and the tools is disguised; the
+        rendered text is split at the control tokens that are left, which are the template's; then the disguise
+        comes off. Raises PromptError as ``render`` does.
         """
-        plain = _checked(messages)
-        disguise = _Disguise(tokenizer.control_texts, present=set("".join(m["content"] for m in plain)))
-        hidden = [{**m, "content": disguise.put_on(m["content"])} for m in plain]
+        plain, given = _checked(messages), list(tools)
+        disguise = _Disguise(tokenizer.control_texts, present=set("".join(_texts([plain, given]))))
+        hidden, hidden_tools = _mapped(plain, disguise.put_on), _mapped(given, disguise.put_on)
         ids: list[int] = []
-        for part in tokenizer.split(self._render(hidden, add_generation_prompt, disguise.take_off)):
+        rendered = self._render(hidden, hidden_tools, add_generation_prompt, disguise.take_off)
+        first = True
+        for part in tokenizer.split(rendered):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += tokenizer.encode(disguise.take_off(part), special=False)
+                ids += tokenizer.encode(disguise.take_off(part), special=False, first=first)
+            first = False
         return ids
 
     def _render(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool, shown: Callable[[str], str]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool,
+        shown: Callable[[str], str],
     ) -> str:
-        room = _MAX_OVERHEAD + 4 * sum(len(m["content"]) for m in messages)
+        room = _MAX_OVERHEAD + 4 * sum(map(len, _texts([messages, tools])))
         pieces: list[str] = []
         try:
-            for piece in self._template.generate(messages=messages, add_generation_prompt=add_generation_prompt):
+            for piece in self._template.generate(
+                messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
+            ):
                 room -= len(piece)
                 if room < 0:
                     raise ModelFileError("the chat template writes without end: use another model file")
@@ -126,8 +148,8 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _checked(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Role and text of each message. Raises PromptError naming the message that has none."""
+def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Role and text of each message, and its calls. Raises PromptError naming the message that has none."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise PromptError("messages must be a list of {'role': ..., 'content': ...}")
     if not messages:
@@ -135,7 +157,7 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [_checked_one(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _checked_one(message: object, where: str) -> dict[str, str]:
+def _checked_one(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise PromptError(f"{where} is {type(message).__name__}, not {{'role': ..., 'content': ...}}")
     role = message.get("role")
@@ -143,12 +165,65 @@ def _checked_one(message: object, where: str) -> dict[str, str]:
         role = "system"
     if role not in _ROLES:
         raise PromptError(f"{where}.role is {_shown(role)}: it must be one of developer, {', '.join(_ROLES)}")
-    for key in ("tool_calls", "function_call"):
-        if message.get(key):
-            raise PromptError(f"{where} has {key}, which the local engine does not take: send text only")
-    content = _content(message.get("content"), f"{where}.content")
-    refuse_surrogates(content, f"{where}.content")
-    return {"role": role, "content": content}
+    if message.get("function_call"):
+        raise PromptError(f"{where} has function_call, which is no longer in use: send tool_calls")
+    calls = message.get("tool_calls")
+    content = (
+        "" if calls and message.get("content") is None else _content(message.get("content"), f"{where}.content")
+    )
+    checked: dict[str, Any] = {"role": role, "content": content}
+    if calls:
+        checked["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
+    for key in ("tool_call_id", "name"):
+        if isinstance(value := message.get(key), str) and role in ("tool", "function"):
+            checked[key] = value
+    for text in _texts(checked):
+        refuse_surrogates(text, f"{where}.content")
+    return checked
+
+
+def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    """Calls as templates want them: their arguments are an object, not its text."""
+    checked = []
+    for call in calls if isinstance(calls, list | tuple) else [None]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except ValueError:
+                arguments = None
+        if not isinstance(name, str) or not isinstance(arguments, Mapping):
+            raise PromptError(f"{where}: each must have a function with a name and with arguments, a JSON object")
+        call_id = call.get("id") if isinstance(call, Mapping) else None
+        one = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        checked.append({"id": call_id, **one} if isinstance(call_id, str) else one)
+    return checked
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All strings in plain data, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _texts(key)
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Plain data with every string changed, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key) if isinstance(key, str) else key: _mapped(one, change) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(one, change) for one in value]
+    return value
 
 
 def _content(content: object, where: str) -> str:
@@ -230,6 +305,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 def _is_small(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) <= 64
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant wrote, for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (as the base class types it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
 class _Refusal(Exception):

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import operator
-import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as AbstractSequence
-from typing import Any, Literal, Self, cast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Literal, Self
 
 from orchestra.localengine.config import EngineConfig
-from orchestra.localengine.errors import EngineClosed, PromptError, PromptTooLong
-from orchestra.localengine.generation import Generation
+from orchestra.localengine.errors import EngineClosed
+from orchestra.localengine.intake import encode, is_quick, take_in
 from orchestra.localengine.loading import LoadedModel, model_opener
-from orchestra.localengine.request import Completion, Message, Prompt, SamplingParams
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.stream import DeltaBuffer, DeltaStream, Ticket
+from orchestra.localengine.request import Completion, Delta, Prompt, SamplingParams
+from orchestra.localengine.stream import DeltaStream, Ticket
 from orchestra.localengine.worker import StepRecord, Worker
 from orchestra.policies.traffic import TrafficClass
 
@@ -110,31 +108,26 @@ class LocalEngine:
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, traffic: Traffic = "interactive"
     ) -> Completion:
         """A whole answer. Raises as `stream` does."""
-        text: list[str] = []
-        token_ids: list[int] = []
+        parts: list[list[Delta]] = [[] for _ in range(sampling.n if sampling else 1)]
         async with self.stream(prompt, sampling, traffic=traffic) as deltas:
             async for delta in deltas:
-                text.append(delta.text)
-                token_ids += delta.token_ids
-        if delta.finish_reason is None or delta.usage is None or delta.timing is None:
-            raise RuntimeError("the stream ended without its last delta")
-        whole, ids = "".join(text), tuple(token_ids)
-        return Completion(whole, ids, delta.finish_reason, delta.usage, delta.timing, delta.stop)
+                parts[delta.index].append(delta)
+        first, *others = map(_whole, parts)
+        return replace(first, others=tuple(others)) if others else first
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids that a prompt is served as: their number is what it costs.
 
         Takes about a millisecond per thousand tokens. Raises PromptError, and EngineClosed before the start.
         """
-        return _encode(self._serving()[1], prompt)
+        return encode(self._serving()[1], prompt)
 
     def check(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, traffic: Traffic = "interactive"
     ) -> None:
         """Raise what `stream` would where the prompt can never be served. Raises EngineClosed before the start."""
         worker, model = self._serving()
-        capacity = worker.capacity(TrafficClass(traffic))
-        _output_room(model, capacity, len(_encode(model, prompt)), sampling or SamplingParams())
+        take_in(model, worker.capacity(TrafficClass(traffic)), prompt, sampling or SamplingParams())
 
     def _serving(self) -> tuple[Worker, LoadedModel]:
         worker = self._worker
@@ -165,27 +158,17 @@ class LocalEngine:
         submitted = time.monotonic()
         worker = self._running_worker(restart=False)
         model = await self._ready(worker)
-        if isinstance(prompt, str) or _is_chat(prompt):
-            token_ids = await asyncio.to_thread(_encode, model, prompt)
-        else:
-            token_ids = _encode(model, prompt)
-        number = next(self._numbers)
-        seq = Sequence(
-            request_id=number,
-            traffic=traffic,
-            arrival=number,
-            token_ids=token_ids,
-            max_tokens=_output_room(model, worker.capacity(traffic), len(token_ids), params),
-            sampling=params,
-            noise_key=random.getrandbits(63) if params.seed is None else params.seed,
-        )
-        buffer = DeltaBuffer()
-        worker.submit(Generation(seq, model.tokenizer, model.tokenizer.eos_ids, buffer, submitted))
-        return Ticket(buffer, functools.partial(self._cancel, worker, number))
+        task = functools.partial(take_in, model, worker.capacity(traffic), prompt, params)
+        intake = task() if is_quick(prompt, params) else await asyncio.to_thread(task)
+        numbers = [next(self._numbers) for _ in range(params.n)]
+        generations = intake.generations(model, numbers, traffic, submitted)
+        worker.submit(generations)
+        return Ticket(generations[0].buffer, functools.partial(self._cancel, worker, numbers))
 
-    def _cancel(self, worker: Worker, request_id: int) -> None:
+    def _cancel(self, worker: Worker, request_ids: Sequence[int]) -> None:
         # bound to the engine, so that an engine lives as long as its streams
-        worker.cancel(request_id)
+        for request_id in request_ids:
+            worker.cancel(request_id)
 
     def _running_worker(self, *, restart: bool) -> Worker:
         with self._lock:
@@ -204,55 +187,19 @@ class LocalEngine:
             raise
 
 
-def _encode(model: LoadedModel, prompt: Prompt) -> list[int]:
-    if isinstance(prompt, str):
-        token_ids = model.tokenizer.encode_prompt(prompt)
-    elif _is_chat(prompt):
-        if model.encode_chat is None:
-            raise PromptError(f"{model.name} has no chat template: send the prompt as text")
-        token_ids = model.encode_chat(cast("list[Message]", prompt))
-    else:
-        token_ids = _checked_ids(model, cast("list[int]", prompt))
-    if not token_ids:
-        raise PromptError("the prompt is empty: give at least one token")
-    return token_ids
-
-
-def _is_chat(prompt: object) -> bool:
-    return isinstance(prompt, AbstractSequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _checked_ids(model: LoadedModel, prompt: Iterable[int]) -> list[int]:
-    try:
-        if isinstance(prompt, bytes | bytearray | Mapping):
-            raise TypeError  # which would pass for token ids
-        token_ids = [operator.index(token) for token in prompt]
-    except TypeError:
-        raise PromptError(
-            f"a prompt is text, a list of token ids, or a list of chat messages, not {type(prompt).__name__}"
-            if not isinstance(prompt, list | tuple)
-            else "a prompt is text, a list of token ids, or a list of chat messages, and not a mixture"
-        ) from None
-    size = model.tokenizer.vocab_size
-    for place, token in enumerate(token_ids):
-        if not 0 <= token < size:
-            raise PromptError(f"token id {token} at place {place} is outside the vocabulary (0 to {size - 1})")
-    return token_ids
-
-
-def _output_room(model: LoadedModel, capacity: int, num_prompt: int, params: SamplingParams) -> int:
-    """How many tokens the output may have. Raises PromptTooLong where that is none, or fewer than asked for."""
-    limit = min(model.context, capacity)
-    place = "the model's context" if limit == model.context else "the KV cache (kv_bytes)"
-    if num_prompt >= limit:
-        raise PromptTooLong(
-            f"the prompt has {num_prompt} tokens and {place} holds {limit}, of which the output needs at least 1: "
-            "shorten the prompt"
-        )
-    wanted = params.max_tokens
-    if wanted is not None and num_prompt + wanted > limit:
-        raise PromptTooLong(
-            f"{num_prompt} prompt tokens and max_tokens of {wanted} make {num_prompt + wanted}, and {place} holds "
-            f"{limit}: shorten the prompt or lower max_tokens"
-        )
-    return limit - num_prompt if wanted is None else wanted
+def _whole(parts: Sequence[Delta]) -> Completion:
+    """One completion from all its deltas."""
+    last = parts[-1] if parts else None
+    if last is None or last.finish_reason is None or last.usage is None or last.timing is None:
+        raise RuntimeError("the stream ended without its last delta")
+    return Completion(
+        "".join(part.text for part in parts),
+        tuple(chain.from_iterable(part.token_ids for part in parts)),
+        last.finish_reason,
+        last.usage,
+        last.timing,
+        last.stop,
+        None if last.logprobs is None else tuple(chain.from_iterable(part.logprobs or () for part in parts)),
+        parts[0].prompt_logprobs,
+        tuple(chain.from_iterable(part.tool_calls for part in parts)),
+    )

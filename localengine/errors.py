@@ -5,7 +5,9 @@
     EngineError
     ├── ModelFileError      a weights, tokenizer or template file cannot be used; names the file and the remedy
     ├── PromptError         a prompt that can never be served, raised at submit
-    │   └── PromptTooLong   prompt plus max_tokens exceed the context, or the KV cache
+    │   ├── PromptTooLong   prompt plus max_tokens exceed the context, or the KV cache
+    │   └── ParameterError  another part of the request that this model cannot serve; ``field`` names it
+    │       └── GrammarError    the form that the output should have cannot be compiled
     ├── EngineBusy          the bounded waiting queue is full
     ├── EngineClosed        submitted after close, or closed while waiting
     └── EngineDied          the step loop failed; the engine can be started again
@@ -18,7 +20,9 @@ __all__ = [
     "EngineClosed",
     "EngineDied",
     "EngineError",
+    "GrammarError",
     "ModelFileError",
+    "ParameterError",
     "PromptError",
     "PromptTooLong",
 ]
@@ -38,6 +42,21 @@ class PromptError(EngineError):
 
 class PromptTooLong(PromptError):
     """Prompt plus ``max_tokens`` exceed the model's context or the whole KV cache."""
+
+
+class ParameterError(PromptError):
+    """A sampling parameter, or a part of a chat beside its messages, that this model cannot serve."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class GrammarError(ParameterError):
+    """The schema, regular expression or grammar of the output is wrong, or uses what is not supported."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="structure")
 
 
 class EngineBusy(EngineError):

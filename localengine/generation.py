@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from orchestra.localengine.request import FinishReason, Timing, Usage
+from orchestra.localengine.request import Candidate, Delta, FinishReason, Timing, TokenLogprob, ToolCall, Usage
 from orchestra.localengine.sequence import Sequence
+from orchestra.localengine.step import TokenScore
 from orchestra.localengine.stream import DeltaBuffer
 from orchestra.localengine.text import TextAssembler, TokenBytes
+from orchestra.localengine.tools import ToolParser
 
 __all__ = ["Generation"]
 
@@ -15,23 +17,29 @@ __all__ = ["Generation"]
 class Generation:
     """Turns the tokens drawn for ``seq`` into deltas, and says when the output ends.
 
-    ``eos_ids`` are the model's own end tokens. Instants are seconds of one monotonic clock.
+    It is completion ``index`` of its prompt. With ``tools``, calls are read from the text, in which the special
+    tokens ``visible`` count. Instants are seconds of one monotonic clock.
     """
 
     def __init__(
         self,
         seq: Sequence,
         tokenizer: TokenBytes,
-        eos_ids: AbstractSet[int],
         buffer: DeltaBuffer,
         submitted: float,
+        *,
+        index: int = 0,
+        tools: ToolParser | None = None,
+        visible: AbstractSet[int] = frozenset(),
     ) -> None:
         self.seq = seq
         self.buffer = buffer
-        self._assembler = TextAssembler(tokenizer, seq.sampling.stop)
-        self._end_ids = frozenset(seq.sampling.stop_token_ids) | (
-            frozenset() if seq.sampling.ignore_eos else frozenset(eos_ids)
+        self._tokenizer = tokenizer
+        self._index = index
+        self._assembler = TextAssembler(
+            tokenizer, seq.sampling.stop, unsearched=seq.sampling.min_tokens, visible=visible
         )
+        self._tools = tools
         self._submitted = submitted
         self._began: float | None = None
         self._times: list[float] = []
@@ -41,30 +49,83 @@ class Generation:
         if self._began is None:
             self._began = now
 
-    def accept(self, token_id: int, now: float) -> bool:
+    def accept(self, token_id: int, now: float, score: TokenScore | None = None) -> bool:
         """Take the next output token; True where it is the last one.
 
-        An end token is part of the output's ids and gives no text.
+        An end token is part of the output's ids and gives no text. Raises EngineError where the output cannot be
+        held to its form any further.
         """
+        seq = self.seq
         self._times.append(now - self._submitted)
-        ends = token_id in self._end_ids
+        offset = self._assembler.length
+        whole = seq.constraint is not None and seq.constraint.accept(token_id)
+        ends = token_id in seq.end_ids
         text = "" if ends else self._assembler.push(token_id)
         reason: FinishReason | None = None
-        if ends or self._assembler.stopped:
+        if ends or whole or self._assembler.stopped:
             reason = "stop"
-        elif self.seq.num_output >= self.seq.max_tokens:
+        elif seq.num_output >= seq.max_tokens:
             reason = "length"
+        if reason is not None:
+            text += self._assembler.flush()
+            if self._assembler.stopped:
+                reason = "stop"
+        text, calls = self._calls(text, last=reason is not None)
+        logprob = None if score is None else (self._told(score, offset),)
+        prompt = None
+        if len(self._times) == 1 and seq.sampling.prompt_logprobs is not None:
+            prompt = self._prompt_logprobs()
         if reason is None:
-            self.buffer.put(text, token_id)
+            self.buffer.put(
+                Delta(
+                    text,
+                    (token_id,),
+                    index=self._index,
+                    logprobs=logprob,
+                    prompt_logprobs=prompt,
+                    tool_calls=calls,
+                )
+            )
             return False
-        text += self._assembler.flush()
         began = now if self._began is None else self._began
-        self.buffer.finish(
-            text,
-            token_id,
-            "stop" if self._assembler.stopped else reason,
-            Usage(prompt_tokens=self.seq.num_prompt, completion_tokens=self.seq.num_output),
-            Timing(queue=began - self._submitted, ttft=self._times[0], tokens=tuple(self._times)),
-            self._assembler.stop,
+        self.buffer.put(
+            Delta(
+                text,
+                (token_id,),
+                reason,
+                Usage(prompt_tokens=seq.num_prompt, completion_tokens=seq.num_output),
+                Timing(queue=began - self._submitted, ttft=self._times[0], tokens=tuple(self._times)),
+                self._assembler.stop,
+                self._index,
+                logprob,
+                prompt,
+                calls,
+            )
         )
         return True
+
+    def _calls(self, text: str, *, last: bool) -> tuple[str, tuple[ToolCall, ...]]:
+        """The text that is no call, and the calls that are whole with it."""
+        if self._tools is None:
+            return text, ()
+        plain, calls = self._tools.push(text)
+        if last:
+            rest, late = self._tools.flush()
+            plain, calls = plain + rest, calls + late
+        return plain, calls
+
+    def _told(self, score: TokenScore, offset: int) -> TokenLogprob:
+        word = self._tokenizer.token_bytes
+        top = tuple(Candidate(token_id, logprob, word(token_id)) for token_id, logprob in score.top)
+        return TokenLogprob(score.token_id, score.logprob, score.rank, word(score.token_id), top, offset)
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """One for each token of the prompt but the first, with its place in the prompt's text."""
+        seq = self.seq
+        text = TextAssembler(self._tokenizer, visible=frozenset(seq.token_ids))
+        text.push(seq.token_ids[0])
+        told = []
+        for score in seq.prompt_scores:
+            told.append(self._told(score, text.length))
+            text.push(score.token_id)
+        return tuple(told)

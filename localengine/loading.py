@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,9 +13,11 @@ from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.errors import EngineError
 from orchestra.localengine.request import Message
 from orchestra.localengine.step import StepRunner
+from orchestra.localengine.structure import StructureCompiler
 from orchestra.localengine.text import TokenBytes
+from orchestra.localengine.tools import ToolSyntax, tool_syntax
 
-__all__ = ["LoadedModel", "PromptTokenizer", "model_opener"]
+__all__ = ["ChatEncoder", "LoadedModel", "PromptTokenizer", "model_opener"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,20 +34,31 @@ class PromptTokenizer(TokenBytes, Protocol):
     def encode_prompt(self, text: str) -> list[int]: ...
 
 
+class ChatEncoder(Protocol):
+    """Turns chat messages, and the tools that the model may call, into a prompt's token ids."""
+
+    def __call__(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = ..., /
+    ) -> list[int]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model that is ready to serve.
 
     ``context`` is the most tokens that prompt and output may have together. ``encode_chat`` turns chat messages
-    into token ids by the model's template; None where the model has none.
+    into token ids by the model's template, and ``tool_syntax`` is how its family calls tools; None where the model
+    has no template. ``structures`` compiles the forms that an output may be held to.
     """
 
     name: str
     runner: StepRunner
     tokenizer: PromptTokenizer
-    encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    encode_chat: ChatEncoder | None
     context: int
     threads: int
+    tool_syntax: ToolSyntax | None = None
+    structures: StructureCompiler | None = None
 
 
 def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
@@ -65,11 +78,12 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
         from orchestra.localengine.capacity import plan_capacity
         from orchestra.localengine.chat_template import ChatTemplate
         from orchestra.localengine.runner import Runner
-        from orchestra.localengine.weights.gguf import load_gguf
+        from orchestra.localengine.weights.opening import load_model
 
-        files = load_gguf(path)
+        files = load_model(path)
         tokenizer = files.tokenizer
-        encode_chat = None
+        encode_chat: ChatEncoder | None = None
+        syntax = None
         if files.chat_template is not None:
             template = ChatTemplate(
                 files.chat_template,
@@ -77,8 +91,10 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
                 eos_token=tokenizer.token_text(tokenizer.eos_id),
             )
 
-            def encode_chat(messages: Sequence[Message]) -> list[int]:
-                return template.encode(messages, tokenizer)
+            syntax = tool_syntax(files.chat_template, lambda text: tuple(tokenizer.split(text)))
+
+            def encode_chat(messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = ()) -> list[int]:
+                return template.encode(messages, tokenizer, tools=tools)
 
         try:
             capacity = plan_capacity(files.spec, block_size=config.block_size, kv_bytes=config.kv_bytes)
@@ -99,6 +115,8 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
             encode_chat=encode_chat,
             context=files.spec.max_position,
             threads=torch.get_num_threads(),
+            tool_syntax=syntax,
+            structures=StructureCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids),
         )
 
     return open_model

@@ -15,7 +15,9 @@ always goes on. What was displaced often becomes fixed (see `ClassLimits`): nobo
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from math import inf
 
@@ -66,12 +68,14 @@ class PlannedRow:
 class StepPlan:
     """One step. ``displaced`` go back to waiting first, then ``admitted`` start running, then ``rows`` run.
 
-    Without rows nothing runs, and ``held`` says why for each class that has somebody waiting.
+    ``loans`` are blocks that an admitted request shares with another completion of its prompt. Without rows
+    nothing runs, and ``held`` says why for each class that has somebody waiting.
     """
 
     rows: tuple[PlannedRow, ...]
     admitted: tuple[int, ...]
     displaced: tuple[int, ...]
+    loans: Mapping[int, tuple[int, ...]]
     held: Mapping[TrafficClass, Hold]
     load: StepLoad
     seconds: float
@@ -102,8 +106,10 @@ class _Draft:
         self.displaced: dict[int, Sequence] = {}
         self.held: dict[TrafficClass, Hold] = {}
         self.free = state.pool.num_free
-        self.blocks = {c: sum(len(s.block_table) for s in state.running[c].values()) for c in TrafficClass}
+        self.blocks = {c: state.blocks_held(c) for c in TrafficClass}
         self.taken: dict[int, int] = {}  # blocks that this step gives to a sequence, beside its table
+        self.loans: dict[int, tuple[int, ...]] = {}  # and those that it shares from now on
+        self.shifts: Counter[int] = Counter()  # what this step changes of the blocks' reference counts
         self._queues = {c: iter(state.waiting[c].values()) for c in TrafficClass}
         self.heads = {c: next(self._queues[c], None) for c in TrafficClass}
         self.bulk_turn = state.bulk_owed >= 1 and bool(self.running[BULK] or self.heads[BULK] is not None)
@@ -113,6 +119,7 @@ class _Draft:
             rows=tuple(self.rows.values()),
             admitted=tuple(self.admitted),
             displaced=tuple(self.displaced),
+            loans=self.loans,
             held=self.held,
             load=self.load,
             seconds=self.cost.predict(self.load),
@@ -142,11 +149,11 @@ class _Draft:
         idle = self.running[traffic].keys() - self.rows.keys()
         prefills = [seq for seq in order if seq.request_id in idle and not seq.is_decoding]
         spare = seconds - self.cost.predict(self.load)
-        spare -= self.cost.per_kv_token * sum(seq.num_computed for seq in prefills)
+        spare -= self.cost.per_kv_token * sum(map(self._computed, prefills))
         floor = self.pool.block_size if self._must_go_on(traffic) else 0
         room = int(min(self.tokens - stop, max(self.cost.prefill_room(spare), floor)))
         self._admit(traffic, room, prefills)
-        for seq, count in _water_fill(prefills, room):
+        for seq, count in self._water_fill(prefills, room):
             self._grant(seq, count)
 
     def _must_go_on(self, traffic: TrafficClass) -> bool:
@@ -154,10 +161,11 @@ class _Draft:
         return traffic is INTERACTIVE or not self.rows
 
     def _grant(self, seq: Sequence, count: int) -> None:
-        sampled = count == seq.remaining_prefill
-        self.rows[seq.request_id] = PlannedRow(seq.request_id, seq.epoch, seq.num_computed, count, sampled)
+        start = self._computed(seq)
+        sampled = start + count == len(seq)
+        self.rows[seq.request_id] = PlannedRow(seq.request_id, seq.epoch, start, count, sampled)
         self.tokens -= count
-        self.load = _with_row(self.load, seq, count)
+        self.load = self._with_row(self.load, seq, count)
 
     # Slots and blocks
 
@@ -171,24 +179,27 @@ class _Draft:
             if room < (chunks if prefills else 1):
                 self.held[traffic] = Hold.ROOM
                 return
-            if hold := self._make_way(seq, spares):
+            lent = self.state.lendable(seq, self.running[traffic])
+            needed = self.pool.blocks_for(self.state.reach(seq)) - len(lent)
+            if hold := self._make_way(traffic, needed + spares):
                 self.held[traffic] = hold
                 return
-            self._take(seq, self.pool.blocks_for(self.state.reach(seq)))
+            if lent:
+                self.loans[seq.request_id] = lent
+                self.shifts.update(lent)
+            self._take(seq, needed)
             self.running[traffic][seq.request_id] = self.admitted[seq.request_id] = seq
             prefills.append(seq)
             self.heads[traffic] = next(self._queues[traffic], None)
         self.held.pop(traffic, None)
 
-    def _make_way(self, seq: Sequence, spares: int) -> Hold | None:
-        """Have a slot, and blocks for ``seq`` and ``spares`` more, free; displace bulk if that helps.
+    def _make_way(self, traffic: TrafficClass, blocks: int) -> Hold | None:
+        """Have a slot and so many blocks free; displace bulk if that helps.
 
         Returns what is in the way otherwise; then nothing was displaced.
         """
-        traffic = seq.traffic
         if self._is_others_turn(traffic):
             return Hold.TURN
-        blocks = self.pool.blocks_for(self.state.reach(seq)) + spares
         if len(self.running[traffic]) >= self.limits.slots(traffic):
             return Hold.SLOTS
         if self.blocks[traffic] + blocks > self.limits.blocks(traffic):
@@ -239,28 +250,27 @@ class _Draft:
         victims: list[Sequence] = []
         for seq in sorted(rows, key=_cost_to_resume):
             victims.append(seq)
-            slots -= 1
-            blocks -= self._releasable(seq)
-            if slots <= 0 and blocks <= 0:
+            if len(victims) >= slots and self._freed(victims) >= blocks:
                 break
         else:
             return None
         for seq in reversed(victims):  # spare, dearest first, whom the later ones made superfluous
-            released = self._releasable(seq)
-            if slots + 1 <= 0 and blocks + released <= 0:
-                victims.remove(seq)
-                slots += 1
-                blocks += released
+            others = [victim for victim in victims if victim is not seq]
+            if len(others) >= slots and self._freed(others) >= blocks:
+                victims = others
         return victims
 
     def _displace(self, seq: Sequence) -> None:
         """Take a sequence out of the step, with its row, its tokens, and its blocks."""
         if row := self.rows.pop(seq.request_id, None):
             self.tokens += row.count
-            self.load -= _with_row(StepLoad(), seq, row.count)
-        taken = self.taken.pop(seq.request_id, 0)
-        self.free += taken + self.pool.releasable(seq.block_table)
-        self.blocks[seq.traffic] -= taken + len(seq.block_table)
+            self.load -= self._with_row(StepLoad(), seq, row.count)
+        freed = self._freed([seq])
+        self.free += freed
+        self.blocks[seq.traffic] -= freed
+        self.shifts.subtract(self._table(seq))
+        self.taken.pop(seq.request_id, None)
+        self.loans.pop(seq.request_id, None)
         del self.running[seq.traffic][seq.request_id]
         if not self.admitted.pop(seq.request_id, None):
             self.displaced[seq.request_id] = seq
@@ -273,30 +283,48 @@ class _Draft:
     def _can_grow(self, seq: Sequence) -> bool:
         return self.pool.blocks_for(self.state.reach(seq)) < self.pool.blocks_for(seq.max_length)
 
-    def _releasable(self, seq: Sequence) -> int:
-        return self.taken.get(seq.request_id, 0) + self.pool.releasable(seq.block_table)
+    def _table(self, seq: Sequence) -> AbstractSequence[int]:
+        return self.loans.get(seq.request_id, seq.block_table)
+
+    def _freed(self, seqs: Iterable[Sequence]) -> int:
+        """How many blocks fall free if all of these go: those that only they hold."""
+        freed = 0
+        shared: Counter[int] = Counter()
+        for seq in seqs:
+            freed += self.taken.get(seq.request_id, 0)
+            if seq.kin:
+                shared.update(self._table(seq))
+            else:
+                freed += self.pool.releasable(seq.block_table)
+        return freed + sum(self.pool.references(b) + self.shifts[b] == held for b, held in shared.items())
+
+    # Tokens of a sequence, with what it is lent in this step
+
+    def _computed(self, seq: Sequence) -> int:
+        return max(seq.num_computed, len(self.loans.get(seq.request_id, ())) * self.pool.block_size)
+
+    def _remaining(self, seq: Sequence) -> int:
+        return len(seq) - self._computed(seq)
 
     def _least_chunk(self, seq: Sequence) -> int:
         """The smallest chunk worth a slot: interactive starts at once, bulk computes whole blocks."""
-        return min(seq.remaining_prefill, 1 if seq.traffic is INTERACTIVE else self.pool.block_size)
+        return min(self._remaining(seq), 1 if seq.traffic is INTERACTIVE else self.pool.block_size)
 
+    def _with_row(self, load: StepLoad, seq: Sequence, count: int) -> StepLoad:
+        if seq.is_decoding:
+            return load.plus_decode(seq.num_computed)
+        return load.plus_prefill(self._computed(seq), count)
 
-def _with_row(load: StepLoad, seq: Sequence, count: int) -> StepLoad:
-    if seq.is_decoding:
-        return load.plus_decode(seq.num_computed)
-    return load.plus_prefill(seq.num_computed, count)
-
-
-def _water_fill(prefills: Iterable[Sequence], room: int) -> list[tuple[Sequence, int]]:
-    """Share ``room`` tokens out equally; what a short prompt does not need goes to the longer ones."""
-    chosen = sorted(prefills, key=_turn)[: max(room, 0)]  # with fewer tokens than prompts, they take turns
-    chosen.sort(key=lambda seq: seq.remaining_prefill)
-    shares: list[tuple[Sequence, int]] = []
-    for left, seq in zip(range(len(chosen), 0, -1), chosen, strict=True):
-        count = min(seq.remaining_prefill, -(-room // left))
-        shares.append((seq, count))
-        room -= count
-    return shares
+    def _water_fill(self, prefills: Iterable[Sequence], room: int) -> list[tuple[Sequence, int]]:
+        """Share ``room`` tokens out equally; what a short prompt does not need goes to the longer ones."""
+        chosen = sorted(prefills, key=_turn)[: max(room, 0)]  # with fewer tokens than prompts, they take turns
+        chosen.sort(key=self._remaining)
+        shares: list[tuple[Sequence, int]] = []
+        for left, seq in zip(range(len(chosen), 0, -1), chosen, strict=True):
+            count = min(self._remaining(seq), -(-room // left))
+            shares.append((seq, count))
+            room -= count
+        return shares
 
 
 def _not_below(traffic: TrafficClass) -> tuple[TrafficClass, ...]:

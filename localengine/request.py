@@ -2,79 +2,51 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Completion", "Delta", "FinishReason", "Message", "Prompt", "SamplingParams", "Timing", "Usage"]
+from orchestra.localengine.sampling_params import SamplingParams
+
+__all__ = [
+    "Candidate",
+    "Chat",
+    "Completion",
+    "Delta",
+    "FinishReason",
+    "Message",
+    "Prompt",
+    "SamplingParams",
+    "Timing",
+    "TokenLogprob",
+    "ToolCall",
+    "Usage",
+]
 
 Message = Mapping[str, object]
-"""One chat message: ``{"role": ..., "content": ...}``."""
+"""One chat message: ``{"role": ..., "content": ...}``; with tools also ``tool_calls`` and ``tool_call_id``."""
 
-Prompt = str | Sequence[int] | Sequence[Message]
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Chat messages with tools that the model may call.
+
+    ``tools`` are in OpenAI's form, ``{"type": "function", "function": {"name", "description", "parameters"}}``.
+    ``tool_choice``: ``auto`` leaves it to the model; ``required`` makes it call at least one of them, and a name
+    makes it call that one: then the answer is held to the form of a call, arguments and all. Without ``parallel``
+    no call but the first is told.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, object]] = ()
+    tool_choice: str = "auto"
+    parallel: bool = True
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | Chat
 """Raw text, token ids, or chat messages (the model's chat template applies to these)."""
 
 FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How to draw the output tokens.
-
-    ``max_tokens``: upper bound on output tokens; ``None`` means as many as the context has room for.
-    ``temperature``: 0 is greedy. ``top_k``: 0 is off. ``top_p``: 1 is off.
-    ``seed``: with it, the draw at each position depends on nothing but (seed, position, token).
-    ``stop``: strings that end the output; they are not part of the text.
-    ``stop_token_ids``: further tokens that end the output, beside the model's own end tokens.
-    ``ignore_eos``: the model's own end tokens do not end the output.
-
-    Raises ValueError where a value is outside its range or of another type: the values are used in the engine's
-    own thread, where a wrong one would take every other request down with it.
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and not (_is_whole(self.max_tokens) and self.max_tokens >= 1):
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens!r}")
-        if not (_is_number(self.temperature) and 0 <= self.temperature <= 100):
-            raise ValueError(f"temperature must be between 0 and 100, not {self.temperature!r}")
-        if not (_is_whole(self.top_k) and self.top_k >= 0):
-            raise ValueError(f"top_k must be 0 (off) or more, not {self.top_k!r}")
-        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        if self.seed is not None and not _is_whole(self.seed):
-            raise ValueError(f"seed must be a whole number, not {self.seed!r}")
-        if not _are_all(self.stop, lambda s: isinstance(s, str) and s != ""):
-            raise ValueError("stop must be a tuple of non-empty strings")
-        if not _are_all(self.stop_token_ids, _is_whole):
-            raise ValueError("stop_token_ids must be a tuple of token ids")
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _are_all(values: object, fits: Callable[[object], bool]) -> bool:
-    return isinstance(values, tuple | list) and all(map(fits, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +87,49 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that might have been drawn. ``bytes`` is what it stands for, perhaps part of a character."""
+
+    token_id: int
+    logprob: float
+    bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was (natural logarithm), and the likeliest ones in its place, likeliest first.
+
+    ``rank`` is 1 for the likeliest of all. ``offset`` says how many characters of text came before the token's
+    own; a token that ends a character begun by others has the offset of that character.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    bytes: bytes
+    top: tuple[Candidate, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asks for. ``arguments`` is JSON text, an object."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of a streamed answer.
 
     ``text`` never splits a character and never holds part of a stop string; it may be empty.
     Several tokens may be merged into one delta when the reader is slow.
     ``finish_reason``, ``usage`` and ``timing`` are set on the last delta only; ``stop`` there, too, where a stop
-    string ended the output: which one.
+    string ended the output: which one. ``index`` says which of ``n`` completions it belongs to; each has a last
+    delta. ``logprobs`` has one entry a token, where they were asked for; ``prompt_logprobs`` come with the first
+    delta of the first completion. ``tool_calls`` are the calls that became whole with it: their text is no
+    ``text``.
     """
 
     text: str
@@ -130,11 +138,20 @@ class Delta:
     usage: Usage | None = None
     timing: Timing | None = None
     stop: str | None = None
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. ``stop`` is the stop string that ended it, where one did."""
+    """A whole answer. ``stop`` is the stop string that ended it, where one did.
+
+    ``logprobs`` has one entry for each of ``token_ids``; ``prompt_logprobs`` one for each token of the prompt but
+    the first. ``others`` are the further completions where ``n`` of them were asked for; each has a usage of its
+    own, in which the prompt counts again.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -142,3 +159,7 @@ class Completion:
     usage: Usage
     timing: Timing
     stop: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    others: tuple[Completion, ...] = ()

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from orchestra.localengine.models.batch import Batch
-from orchestra.localengine.models.llama import LlamaModel
 from orchestra.localengine.models.spec import ModelSpec
-from orchestra.localengine.sampler import draw
-from orchestra.localengine.step import RowInput, RowOutput
+from orchestra.localengine.models.transformer import Transformer
+from orchestra.localengine.sampler import draw_and_score, score
+from orchestra.localengine.step import RowInput, RowOutput, TokenScore
 
 __all__ = ["Runner"]
 
@@ -22,7 +22,7 @@ _FLOAT32_BYTES = 4
 class Runner:
     """Runs steps of one model in float32 on a CPU, and owns its weights and its paged KV pool.
 
-    ``weights`` are taken over (see :class:`LlamaModel`). The pool is ``num_blocks`` blocks of ``block_size``
+    ``weights`` are taken over (see :class:`Transformer`). The pool is ``num_blocks`` blocks of ``block_size``
     tokens; memory is committed as blocks are first written. ``threads`` sets torch's intra-op threads, which are
     process-wide; None leaves them as they are.
 
@@ -45,7 +45,7 @@ class Runner:
         self.spec = spec
         self._num_blocks = num_blocks
         self._block_size = block_size
-        self._model: LlamaModel | None = LlamaModel(spec, weights)
+        self._model: Transformer | None = Transformer(spec, weights)
         shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, 2 * spec.head_dim)
         # numpy's zeros, unlike torch's, leave untouched pages to the operating system
         self._pools = torch.from_numpy(numpy.zeros(shape, numpy.float32))
@@ -64,25 +64,40 @@ class Runner:
         return self.spec.kv_values_per_token * self._block_size * _FLOAT32_BYTES
 
     def run(self, rows: Sequence[RowInput]) -> list[RowOutput]:
-        """Compute one step; one output for each row with ``sampling``, in the order of ``rows``.
+        """Compute one step; one output for each row with ``sampling`` or ``targets``, in the order of ``rows``.
 
         Raises ValueError where a row breaks the rules of :class:`RowInput`, before anything is written.
         """
-        wanted = [_last(row) if row.sampling is not None else range(0) for row in rows]
+        wanted = [_wanted(row) for row in rows]
         sampled = [(row, row.sampling) for row in rows if row.sampling is not None]
         with torch.inference_mode():
             logits = self._forward(rows, wanted)
-            if not sampled:
-                return []
-            tokens = draw(
-                torch.cat(logits),
-                [params for _, params in sampled],
-                [row.noise_key for row, _ in sampled],
-                [row.start + len(row.token_ids) for row, _ in sampled],
-            )
-        return [
-            RowOutput(row.request_id, row.epoch, token) for (row, _), token in zip(sampled, tokens, strict=True)
-        ]
+            # what is asked of the prompt first: drawing may write to the logits
+            asked = [(row, part) for row, part in zip(rows, logits, strict=True) if row.targets]
+            scores = {
+                row.request_id: score(part[: len(row.targets)], row.targets, [row.num_top] * len(row.targets))
+                for row, part in asked
+            }
+            drawn: dict[int, tuple[int, TokenScore | None]] = {}
+            if sampled:
+                last = torch.cat(
+                    [part[-1:] for row, part in zip(rows, logits, strict=True) if row.sampling is not None]
+                )
+                tokens = draw_and_score(
+                    last,
+                    [params for _, params in sampled],
+                    [row.noise_key for row, _ in sampled],
+                    [row.start + len(row.token_ids) for row, _ in sampled],
+                    [row.extras for row, _ in sampled],
+                )
+                drawn = {row.request_id: token for (row, _), token in zip(sampled, tokens, strict=True)}
+        outputs = []
+        for row in rows:
+            if row.sampling is not None or row.targets:
+                token_id, told = drawn.get(row.request_id, (None, None))
+                targets = tuple(scores.get(row.request_id, ()))
+                outputs.append(RowOutput(row.request_id, row.epoch, token_id, told, targets))
+        return outputs
 
     def logits(self, rows: Sequence[RowInput]) -> list[Tensor]:
         """Compute one step and return the logits of every token of each row: float32 [len(token_ids), vocab].
@@ -107,7 +122,13 @@ class Runner:
             self._check(row)
         # rows of one token first, and by length, so that attention pads little
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids) > 1, rows[i].start))
-        batch = Batch.of([rows[i] for i in order], [wanted[i] for i in order], self._pools[0], self.spec.num_heads)
+        batch = Batch.of(
+            [rows[i] for i in order],
+            [wanted[i] for i in order],
+            self._pools[0],
+            self.spec.num_heads,
+            self._model.windows,
+        )
         logits = torch.split(self._model.forward(batch, self._pools), [len(wanted[i]) for i in order])
         by_row = dict(zip(order, logits, strict=True))
         return [by_row[i] for i in range(len(rows))]
@@ -130,6 +151,9 @@ class Runner:
             raise ValueError(f"request {row.request_id}: a token outside the vocabulary of {self.spec.vocab_size}")
 
 
-def _last(row: RowInput) -> range:
-    """The row's last token, as offsets into its ``token_ids``."""
-    return range(len(row.token_ids) - 1, len(row.token_ids))
+def _wanted(row: RowInput) -> range:
+    """The tokens of the row whose logits are needed, as offsets into its ``token_ids``."""
+    end = len(row.token_ids)
+    if row.targets:
+        return range(end if row.sampling is not None else len(row.targets))
+    return range(end - 1, end) if row.sampling is not None else range(0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestra.localengine.request import SamplingParams
+from orchestra.localengine.step import TokenScore
+from orchestra.localengine.structure import Constraint
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Sequence"]
@@ -17,6 +19,9 @@ class Sequence:
     The first ``num_computed`` of ``token_ids`` have their keys and values in the blocks of ``block_table``.
     ``arrival`` orders the requests of a class. ``epoch`` grows with every displacement: a result that carries an
     older one is dropped. ``last_turn`` is the number of its last row, counted over all rows that ever ran.
+    ``end_ids`` are the tokens that end the output, ``constraint`` what holds it to a form. ``kin`` are all the
+    completions of its prompt, itself among them, where there are several: they share the prompt's blocks.
+    ``prompt_scores`` are those of the prompt's tokens from the second on, as far as they are known.
     """
 
     request_id: int
@@ -26,6 +31,10 @@ class Sequence:
     max_tokens: int
     sampling: SamplingParams
     noise_key: int = 0
+    end_ids: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+    kin: list[Sequence] = field(default_factory=list, repr=False)
+    prompt_scores: list[TokenScore] = field(default_factory=list, repr=False)
     num_prompt: int = field(init=False)
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from orchestra.localengine.blocks import BlockPool
 from orchestra.localengine.classes import ClassLimits
@@ -48,13 +48,13 @@ class SchedulerState:
         return self.limits.blocks(traffic) * self.pool.block_size
 
     def add(self, seq: Sequence) -> None:
-        """Let ``seq`` wait, after those of its class that came before.
+        """Let ``seq`` wait, after those of its class that arrived before.
 
         Raises ValueError where it could never run: then it would wait for ever.
         """
         if not 0 < seq.max_length <= self.capacity(seq.traffic):
             raise ValueError(f"a sequence of up to {seq.max_length} tokens can never run as {seq.traffic}")
-        self.waiting[seq.traffic][seq.request_id] = seq
+        self._enqueue(seq)
 
     def find(self, request_id: int) -> Sequence | None:
         """The sequence, running or waiting."""
@@ -73,10 +73,37 @@ class SchedulerState:
             self._free(seq)
         return seq
 
-    def admit(self, request_id: int) -> Sequence:
-        """Move a sequence from waiting to running, with blocks for all its tokens."""
+    def lendable(self, seq: Sequence, running: Mapping[int, Sequence]) -> tuple[int, ...]:
+        """The blocks with which ``seq`` could start, since one of its kin in ``running`` has filled them.
+
+        Whole blocks of the prompt only, so that nobody writes to them any more; and at least its last token is
+        left for it to compute.
+        """
+        lent: list[int] = []
+        for relative in seq.kin:
+            if relative is not seq and relative.request_id in running:
+                count = min(relative.num_computed, seq.num_prompt, len(seq) - 1) // self.pool.block_size
+                if count > len(lent):
+                    lent = relative.block_table[:count]
+        return tuple(lent)
+
+    def blocks_held(self, traffic: TrafficClass) -> int:
+        """How many blocks the class holds; one that several of its sequences share counts once."""
+        running = self.running[traffic].values()
+        if any(seq.kin for seq in running):
+            return len({block for seq in running for block in seq.block_table})
+        return sum(len(seq.block_table) for seq in running)
+
+    def admit(self, request_id: int, lent: Iterable[int] = ()) -> Sequence:
+        """Move a sequence from waiting to running, with blocks for all its tokens.
+
+        The first of them are ``lent``, full of its prompt and retained for it already.
+        """
         seq = self._pop(self.waiting, request_id)
-        seq.block_table = self.pool.allocate(self.pool.blocks_for(self.reach(seq)))
+        shared = list(lent)
+        missing = self.pool.blocks_for(self.reach(seq)) - len(shared)
+        seq.block_table = shared + self.pool.allocate(missing)
+        seq.num_computed = len(shared) * self.pool.block_size
         self.running[seq.traffic][request_id] = seq
         return seq
 
@@ -87,16 +114,7 @@ class SchedulerState:
         seq.num_computed = 0
         seq.epoch += 1
         seq.displacements += 1
-        queue = self.waiting[seq.traffic]
-        # Only displaced ones can have come before it, and they are few: admission takes them first.
-        earlier = []
-        for other in queue.values():
-            if other.arrival > seq.arrival:
-                break
-            earlier.append(other.request_id)
-        queue[request_id] = seq
-        for moved in (request_id, *reversed(earlier)):
-            queue.move_to_end(moved, last=False)
+        self._enqueue(seq)
         return seq
 
     def reach(self, seq: Sequence) -> int:
@@ -111,8 +129,9 @@ class SchedulerState:
         for traffic in TrafficClass:
             mine = self.running[traffic]
             assert len(mine) <= self.limits.slots(traffic), f"{traffic} holds too many slots"
-            held = sum(len(seq.block_table) for seq in mine.values())
-            assert held <= self.limits.blocks(traffic), f"{traffic} holds too many blocks"
+            held = {block for seq in mine.values() for block in seq.block_table}
+            assert len(held) == self.blocks_held(traffic), f"the blocks of {traffic} are miscounted"
+            assert len(held) <= self.limits.blocks(traffic), f"{traffic} holds too many blocks"
             arrivals = [seq.arrival for seq in self.waiting[traffic].values()]
             assert arrivals == sorted(arrivals), f"{traffic} does not wait in order of arrival"
             assert not mine.keys() & self.waiting[traffic].keys(), "a sequence runs and waits"
@@ -125,6 +144,24 @@ class SchedulerState:
             for seq in self.waiting[traffic].values():
                 assert not seq.block_table, "a waiting sequence holds blocks"
                 assert not seq.num_computed, "a waiting sequence has computed tokens"
+
+    def _enqueue(self, seq: Sequence) -> None:
+        """Put ``seq`` among those who wait, by arrival."""
+        queue = self.waiting[seq.traffic]
+        newest = next(reversed(queue.values()), None)
+        if newest is None or newest.arrival < seq.arrival:
+            queue[seq.request_id] = seq
+            return
+        # It was displaced, or its kin went before it. Only such ones can have come before it, and they are few:
+        # admission takes them first.
+        earlier = []
+        for other in queue.values():
+            if other.arrival > seq.arrival:
+                break
+            earlier.append(other.request_id)
+        queue[seq.request_id] = seq
+        for moved in (seq.request_id, *reversed(earlier)):
+            queue.move_to_end(moved, last=False)
 
     def _free(self, seq: Sequence) -> None:
         self.pool.release(seq.block_table)

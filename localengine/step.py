@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from orchestra.localengine.request import SamplingParams
 
-__all__ = ["RowInput", "RowOutput", "StepRunner"]
+__all__ = ["DrawExtras", "RowInput", "RowOutput", "StepRunner", "TokenScore"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawExtras:
+    """What a draw takes into account beside the logits and the parameters. Most rows have none.
+
+    ``history`` is all tokens so far, the first ``num_prompt`` of them the prompt's, where a penalty wants them.
+    ``banned`` tokens are not drawn. ``allowed`` returns a bit for each token of the vocabulary, the lowest first
+    (little-endian words of 32), that is set where the token may be drawn; it may wait for them, and never raises.
+    """
+
+    history: Sequence[int] = ()
+    num_prompt: int = 0
+    banned: Sequence[int] = ()
+    allowed: Callable[[], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +34,8 @@ class RowInput:
     blocks of ``block_table`` (position p lives in block ``block_table[p // block_size]``), where positions
     before ``start`` already are. ``sampling`` is None where no token is drawn (an unfinished prefill); else the
     row after the last position is sampled. ``noise_key`` seeds the draw, which depends on nothing else but the
-    position and the token.
+    position and the token. ``targets`` are the tokens that follow at positions ``start + 1 ..`` where their
+    log-probabilities are asked for, with the ``num_top`` likeliest in the place of each.
     """
 
     request_id: int
@@ -29,15 +45,33 @@ class RowInput:
     block_table: Sequence[int]
     sampling: SamplingParams | None
     noise_key: int
+    extras: DrawExtras | None = None
+    targets: Sequence[int] = ()
+    num_top: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """The log-probability of a token, its rank among all, and (token id, log-probability) of the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
-    """The token drawn for a row that was sampled. A result whose epoch is stale is dropped."""
+    """The token drawn for a row that was sampled, and what was asked about it and about the row's targets.
+
+    ``token_id`` is None where the row had targets alone. A result whose epoch is stale is dropped.
+    """
 
     request_id: int
     epoch: int
-    token_id: int
+    token_id: int | None
+    score: TokenScore | None = None
+    targets: tuple[TokenScore, ...] = ()
 
 
 class StepRunner(Protocol):
@@ -58,7 +92,7 @@ class StepRunner(Protocol):
         ...
 
     def run(self, rows: Sequence[RowInput]) -> list[RowOutput]:
-        """Compute one step; one output for each row with ``sampling``, in the order of ``rows``.
+        """Compute one step; one output for each row with ``sampling`` or ``targets``, in the order of ``rows``.
 
         A row that breaks the rules of :class:`RowInput` raises ValueError before anything is written.
         """

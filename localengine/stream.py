@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from orchestra.localengine.errors import EngineError
-from orchestra.localengine.request import Delta, FinishReason, Timing, Usage
+from orchestra.localengine.request import Delta
 
 __all__ = ["DeltaBuffer", "DeltaStream", "Ticket"]
 
@@ -16,46 +17,36 @@ __all__ = ["DeltaBuffer", "DeltaStream", "Ticket"]
 class DeltaBuffer:
     """One writer (any thread), one reader (any event loop). What the reader has not taken becomes one delta.
 
-    So it never holds more than one request's output, however slow the reader.
+    So it never holds more than one request's output, however slow the reader. With ``n`` completions, what came
+    of each becomes a delta of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n: int = 1) -> None:
         # reentrant: the garbage collector may end a dropped read anywhere, even inside a `put` of the same thread
         self._lock = threading.RLock()
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._end: tuple[FinishReason, Usage, Timing, str | None] | None = None
+        self._pending: dict[int, list[Delta]] = {}  # by completion, whichever came first
+        self._unfinished = n
         self._error: EngineError | None = None
         self._over = False  # the reader has taken the end, or wants no more
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
-    def put(self, text: str, token_id: int) -> None:
-        """Add a token and the text that became final with it."""
-        with self._lock:
-            self._text.append(text)
-            self._token_ids.append(token_id)
-            self._wake()
+    @property
+    def over(self) -> bool:
+        """Nothing is delivered from here on: the reader has taken the end, or wants no more."""
+        return self._over
 
-    def finish(
-        self,
-        text: str,
-        token_id: int,
-        reason: FinishReason,
-        usage: Usage,
-        timing: Timing,
-        stop: str | None = None,
-    ) -> None:
-        """Add the last token. Nothing may follow."""
+    def put(self, delta: Delta) -> None:
+        """Add a token and the text that became final with it. None of a completion may follow its last delta."""
         with self._lock:
-            self._text.append(text)
-            self._token_ids.append(token_id)
-            self._end = (reason, usage, timing, stop)
+            self._pending.setdefault(delta.index, []).append(delta)
+            if delta.finish_reason is not None:
+                self._unfinished -= 1
             self._wake()
 
     def fail(self, error: EngineError) -> None:
         """End with an error. What was put before is still read first."""
         with self._lock:
-            if self._end is None:
+            if self._unfinished:
                 self._error = error
             self._wake()
 
@@ -74,7 +65,7 @@ class DeltaBuffer:
             with self._lock:
                 if self._over:
                     return None
-                if self._token_ids:
+                if self._pending:
                     return self._take()
                 if self._error is not None:
                     self._over = True
@@ -91,13 +82,19 @@ class DeltaBuffer:
                     self._reader = None
 
     def _take(self) -> Delta:
-        text, token_ids = "".join(self._text), tuple(self._token_ids)
-        self._text.clear()
-        self._token_ids.clear()
-        if self._end is None:
-            return Delta(text, token_ids)
-        self._over = True
-        return Delta(text, token_ids, *self._end)
+        parts = self._pending.pop(next(iter(self._pending)))
+        self._over = not self._unfinished and not self._pending
+        if len(parts) == 1:
+            return parts[0]
+        scored = parts[0].logprobs is not None
+        return replace(
+            parts[-1],
+            text="".join(part.text for part in parts),
+            token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
+            logprobs=tuple(chain.from_iterable(part.logprobs or () for part in parts)) if scored else None,
+            prompt_logprobs=parts[0].prompt_logprobs,
+            tool_calls=tuple(chain.from_iterable(part.tool_calls for part in parts)),
+        )
 
     def _wake(self) -> None:
         if self._reader is not None:
@@ -122,7 +119,7 @@ class Ticket:
 
 
 class DeltaStream(AsyncIterator[Delta]):
-    """A streamed answer: ``async for delta in stream``.
+    """A streamed answer: ``async for delta in stream``. With ``n`` completions, their deltas come in any order.
 
     The request is submitted by the first read. It is given up, and its memory freed by the next step, when a read
     is cancelled, when the stream is closed (``await stream.aclose()``, or the end of ``async with stream``), and
@@ -151,7 +148,7 @@ class DeltaStream(AsyncIterator[Delta]):
             raise
         if delta is None:
             raise StopAsyncIteration
-        if delta.finish_reason is not None:
+        if self._ticket is not None and self._ticket.buffer.over:
             self._ticket = None  # it has ended by itself
         return delta
 

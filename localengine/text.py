@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 __all__ = ["TextAssembler", "TokenBytes"]
@@ -22,16 +23,28 @@ class TextAssembler:
     ``push`` and ``flush`` return text that is final: what they return, put together, equals the decoding of all
     bytes at once (invalid UTF-8 becomes U+FFFD as ``bytes.decode("utf-8", "replace")`` has it), cut before the
     stop string that is complete first; of two complete at the same character, before the longer. How the text is
-    cut into tokens makes no difference. Special tokens and ids outside the vocabulary give no text.
+    cut into tokens makes no difference. Special tokens and ids outside the vocabulary give no text, but for the
+    special tokens that are ``visible``, which are written out.
 
-    Stop strings are looked for in all of the output's text, and in nothing else. Held back is only what could
-    still turn out to be the beginning of one.
+    Stop strings are looked for in all of the output's text, but for the characters that the first ``unsearched``
+    tokens complete, and in nothing else. Held back is only what could still turn out to be the beginning of one.
     """
 
-    def __init__(self, tokenizer: TokenBytes, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenBytes,
+        stop: tuple[str, ...] = (),
+        *,
+        unsearched: int = 0,
+        visible: AbstractSet[int] = frozenset(),
+    ) -> None:
         self.stop: str | None = None
         """The stop string that ended the text."""
+        self.length = 0
+        """Characters that are decoded so far, held back or not: where the next character begins."""
         self._tokenizer = tokenizer
+        self._unsearched = unsearched
+        self._visible = visible
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matchers = [_Matcher(s) for s in sorted(set(stop), key=len, reverse=True)]
         self._held = ""
@@ -48,9 +61,12 @@ class TextAssembler:
 
     def push(self, token_id: int) -> str:
         """Take the next token; returns the text that became final, often empty."""
-        if self.stopped or self._tokenizer.is_special(token_id):
+        self._unsearched -= 1
+        if self.stopped or (self._tokenizer.is_special(token_id) and token_id not in self._visible):
             return ""
-        return self._emit(self._advance(self._decoder.decode(self._tokenizer.token_bytes(token_id))))
+        new = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        self.length += len(new)
+        return self._emit(self._advance(new))
 
     def flush(self) -> str:
         """The output has ended: returns what was held back. Bytes of an unfinished character become U+FFFD."""
@@ -66,7 +82,7 @@ class TextAssembler:
         """Feed the matchers; returns what is final of the held and the new text, and holds the rest."""
         text = self._held + new
         position = len(self._held)
-        for char in new if self._matchers else "":
+        for char in new if self._matchers and self._unsearched < 0 else "":
             position += 1
             for matcher in self._matchers:
                 if matcher.step(char):

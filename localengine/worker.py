@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,9 @@ from orchestra.localengine.errors import EngineBusy, EngineClosed, EngineDied, E
 from orchestra.localengine.generation import Generation
 from orchestra.localengine.loading import LoadedModel
 from orchestra.localengine.plan import StepBudget, StepPlan, plan_step
+from orchestra.localengine.sequence import Sequence as ScheduledSequence
 from orchestra.localengine.state import SchedulerState
+from orchestra.localengine.step import RowOutput
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["StepRecord", "Worker"]
@@ -73,6 +75,7 @@ class Worker:
         self._limits: ClassLimits | None = None
         self._state: SchedulerState | None = None
         self._live: dict[int, Generation] = {}
+        self._followers: dict[int, list[ScheduledSequence]] = {}  # of each first completion that is yet to start
         self._arrivals = 0
         self._cost = CostModel()
         self._history: deque[StepRecord] = deque(maxlen=_HISTORY)
@@ -83,9 +86,12 @@ class Worker:
 
     # From any thread
 
-    def submit(self, generation: Generation) -> None:
-        """Let the request wait for its turn. Raises EngineBusy, or what ended the engine."""
-        seq = generation.seq
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Let the completions of a prompt wait for their turn. Raises EngineBusy, or what ended the engine.
+
+        The first computes the prompt; the others follow when it has, and share that.
+        """
+        seq = generations[0].seq
         with self._lock:
             if self.ended or self.stopping:
                 raise self._why_ended()
@@ -95,8 +101,8 @@ class Worker:
                     f"{waiting} {seq.traffic} requests wait already (max_waiting = {self.config.max_waiting}): "
                     "try again later"
                 )
-            self._inbox[seq.traffic] += 1
-            self._commands.put(lambda: self._add(generation))
+            self._inbox[seq.traffic] += len(generations)
+            self._commands.put(lambda: self._add(generations))
 
     def cancel(self, request_id: int) -> None:
         """Free what the request holds before the next step. Harmless where it has ended. Takes no lock."""
@@ -225,16 +231,26 @@ class Worker:
         self._cost.observe(plan.load, now - began)
         self._record(state, plan, began, now)
         self._obey(wait=False)  # who gave up during the step gets none of it
-        for seq, token_id in commit_step(state, plan, outputs):
-            self._deliver(state, seq.request_id, token_id, now)
+        for seq, output in commit_step(state, plan, outputs):
+            self._deliver(state, seq, output, now)
 
-    def _deliver(self, state: SchedulerState, request_id: int, token_id: int, now: float) -> None:
-        generation = self._live[request_id]
+    def _deliver(self, state: SchedulerState, seq: ScheduledSequence, output: RowOutput, now: float) -> None:
+        request_id = seq.request_id
+        generation = self._live.get(request_id)
+        if generation is None:  # another completion of its prompt has failed just now
+            return
+        self._follow(state, request_id)
+        assert output.token_id is not None
         try:
-            ended = generation.accept(token_id, now)
+            ended = generation.accept(output.token_id, now, output.score)
         except Exception as error:  # one request's text is no reason to end the others
-            generation.buffer.fail(EngineError(f"the output could not be turned into text: {_told(error)}"))
+            if not isinstance(error, EngineError):
+                error = EngineError(f"the output could not be turned into text: {_told(error)}")
+            generation.buffer.fail(error)
             self._counts["failed"] += 1
+            for relative in seq.kin:  # whose reader has the error already
+                if relative is not seq:
+                    self._cancel(relative.request_id)
         else:
             self._counts["output_tokens"] += 1
             if not ended:
@@ -260,22 +276,40 @@ class Worker:
             self._counts["prefill_tokens"] += plan.load.prefill_tokens
             self._counts["displacements"] += len(plan.displaced)
 
-    def _add(self, generation: Generation) -> None:
-        seq = generation.seq
+    def _add(self, generations: Sequence[Generation]) -> None:
+        first = generations[0].seq
+        if self._state is None or self.ended or (self.stopping and not self._draining):
+            with self._lock:
+                self._inbox[first.traffic] -= len(generations)
+            generations[0].buffer.fail(self._why_ended())
+            return
+        for generation in generations:
+            generation.seq.arrival = self._arrivals
+            self._arrivals += 1
+            self._live[generation.seq.request_id] = generation
+        self._followers[first.request_id] = [generation.seq for generation in generations[1:]]
+        self._enqueue(self._state, first)
+
+    def _enqueue(self, state: SchedulerState, seq: ScheduledSequence) -> None:
         with self._lock:
             self._inbox[seq.traffic] -= 1
-        if self._state is None or self.ended or (self.stopping and not self._draining):
-            generation.buffer.fail(self._why_ended())
-            return
-        seq.arrival = self._arrivals
-        self._arrivals += 1
-        self._state.add(seq)
-        self._live[seq.request_id] = generation
+        state.add(seq)
+
+    def _follow(self, state: SchedulerState, request_id: int) -> None:
+        """The request has computed its prompt, or never will: the other completions of it wait for their turn."""
+        for seq in self._followers.pop(request_id, ()):
+            if seq.request_id in self._live:
+                self._enqueue(state, seq)
 
     def _cancel(self, request_id: int) -> None:
-        if self._live.pop(request_id, None) is not None and self._state is not None:
-            self._state.remove(request_id)
-            self._counts["cancelled"] += 1
+        generation = self._live.pop(request_id, None)
+        if generation is None or self._state is None:
+            return
+        self._follow(self._state, request_id)
+        if self._state.remove(request_id) is None:  # it followed another that has not computed the prompt yet
+            with self._lock:
+                self._inbox[generation.seq.traffic] -= 1
+        self._counts["cancelled"] += 1
 
     def _end(self, why: Callable[[], EngineError]) -> None:
         with self._lock:

@@ -7,6 +7,8 @@ faster here nor independent of the number of rows.)
 
 Extend takes one sequence at a time, in tiles of queries, each against the keys up to its last query: half the
 work of a whole square is above the diagonal.
+
+With a window, both gather and multiply what is inside it only.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Some queries of one sequence, and the keys that the last of them sees."""
+    """Some queries of one sequence, and the keys from the first that one of them sees to the last."""
 
     queries: slice  # in the concatenated runs
-    limit: int
-    mask: Tensor  # [group * queries, limit], added to the scores
+    keys: slice  # in what the run gathers
+    mask: Tensor  # [group * queries, keys], added to the scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +65,33 @@ class ExtendPlan:
     runs: tuple[_Run, ...]
 
 
-def plan_decode(block_tables: Sequence[Sequence[int]], lengths: Sequence[int], pool: Tensor) -> DecodePlan:
+def plan_decode(
+    block_tables: Sequence[Sequence[int]], lengths: Sequence[int], pool: Tensor, *, window: int | None = None
+) -> DecodePlan:
     """Plan for rows of one query each: row ``i`` sees positions ``0 .. lengths[i] - 1`` of its block table.
 
+    With a ``window`` it sees the last so many of them only.
     ``pool`` is any layer's; only its shape and type matter. Rows of similar length should be neighbours.
     """
     token_bytes = pool[0, :, 0].nbytes
+    seen = [length if window is None else min(length, window) for length in lengths]
     spans = []
     start = 0
-    for padded, members in groupby(lengths, key=_padded):
+    for padded, members in groupby(seen, key=_padded):
         stop = start + len(list(members))
         most = max(1, _GATHER_BYTES // (padded * token_bytes))
         spans += [(slice(i, min(i + most, stop)), padded) for i in range(start, stop, most)]
         start = stop
     scratch = _scratch(pool, max((rows.stop - rows.start) * padded for rows, padded in spans))
-    return DecodePlan(tuple(_bucket(rows, padded, block_tables, lengths, pool, scratch) for rows, padded in spans))
+    return DecodePlan(
+        tuple(
+            _bucket(block_tables[rows], lengths[rows], seen[rows], padded, rows, pool, scratch)
+            for rows, padded in spans
+        )
+    )
 
 
-def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float) -> Tensor:
+def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: float | None = None) -> Tensor:
     """Attention of ``q`` [rows, heads, head_dim] over ``pool``: [rows, heads, head_dim].
 
     Query head ``h`` reads KV head ``h // (heads / kv_heads)``.
@@ -96,7 +107,11 @@ def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float) -> Tensor:
         torch.index_select(flat_pool, 0, bucket.index, out=bucket.gathered)
         keys_values = bucket.gathered.view(len(bucket.mask), -1, 2 * head_dim)  # [batch, L, 2 * head_dim]
         keys, values = keys_values[..., :head_dim], keys_values[..., head_dim:]
-        scores = torch.baddbmm(bucket.mask, queries[batch], keys.transpose(1, 2), alpha=scale)  # [batch, group, L]
+        keys = keys.transpose(1, 2)
+        if softcap is None:
+            scores = torch.baddbmm(bucket.mask, queries[batch], keys, alpha=scale)  # [batch, group, L]
+        else:
+            scores = _capped(torch.bmm(queries[batch], keys), scale, softcap).add_(bucket.mask)
         torch.bmm(torch.softmax(scores, dim=-1), values, out=out[batch])
     return out.view(rows, heads, head_dim)
 
@@ -107,33 +122,38 @@ def plan_extend(
     counts: Sequence[int],
     pool: Tensor,
     heads: int,
+    *,
+    window: int | None = None,
 ) -> ExtendPlan:
     """Plan for runs of queries: sequence ``i`` has ``counts[i]`` of them at positions from ``starts[i]``.
 
-    A query sees the positions up to its own. ``heads`` is the number of query heads.
+    A query sees the positions up to its own, or with a ``window`` the last so many of them. ``heads`` is the
+    number of query heads.
     """
-    tiles = [list(_tiles(start, count)) for start, count in zip(starts, counts, strict=True)]
-    # a tile's mask depends on its size and limit only, and a narrower one is the right end of a wider one
+    tiles = [list(_tiles(start, count, window)) for start, count in zip(starts, counts, strict=True)]
+    # a tile's mask depends on its numbers of queries and keys only; a narrower one is the right end of a wider one
     widths: dict[int, int] = {}
-    for size, limit in (tile for run in tiles for tile in run):
-        widths[size] = max(limit, widths.get(size, 0))
+    for size, first, stop in (tile for run in tiles for tile in run):
+        widths[size] = max(stop - first, widths.get(size, 0))
     group = heads // pool.shape[1]
-    masks = {size: _causal_mask(size, width, pool.dtype).repeat(group, 1) for size, width in widths.items()}
+    masks = {size: _mask(size, width, window, pool.dtype).repeat(group, 1) for size, width in widths.items()}
 
-    scratch = _scratch(pool, max(start + count for start, count in zip(starts, counts, strict=True)))
+    spans = [(run[0][1], run[-1][2]) for run in tiles]  # the positions that a run reads
+    scratch = _scratch(pool, max(stop - first for first, stop in spans))
     runs = []
-    first = 0
-    for block_table, run, start, count in zip(block_tables, tiles, starts, counts, strict=True):
-        index = _pool_rows(torch.tensor([block_table]), torch.arange(start + count)[None], pool).flatten()
+    query = 0
+    for block_table, run, (begin, end) in zip(block_tables, tiles, spans, strict=True):
+        index = _pool_rows(torch.tensor([block_table]), torch.arange(begin, end)[None], pool).flatten()
         placed = []
-        for size, limit in run:
-            placed.append(_Tile(slice(first, first + size), limit, masks[size][:, -limit:]))
-            first += size
+        for size, first, stop in run:
+            mask = masks[size][:, first - stop :]
+            placed.append(_Tile(slice(query, query + size), slice(first - begin, stop - begin), mask))
+            query += size
         runs.append(_Run(index, scratch[: len(index)], tuple(placed)))
     return ExtendPlan(tuple(runs))
 
 
-def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float) -> Tensor:
+def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float, *, softcap: float | None = None) -> Tensor:
     """Attention of ``q`` [sum(counts), heads, head_dim], the runs end to end, over ``pool``: the same shape."""
     tokens, heads, head_dim = q.shape
     kv_heads = pool.shape[1]
@@ -147,15 +167,29 @@ def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float) -> Tensor:
         keys_values = run.gathered.view(1, kv_heads, -1, 2 * head_dim)
         keys, values = keys_values[..., :head_dim], keys_values[..., head_dim:]  # [1, kv_heads, length, head_dim]
         for tile in run.tiles:
-            result = F.scaled_dot_product_attention(
+            result = _tile(
                 by_kv_head[:, :, tile.queries].reshape(1, kv_heads, -1, head_dim),  # the group joins the queries
-                keys[:, :, : tile.limit],
-                values[:, :, : tile.limit],
-                attn_mask=tile.mask,
-                scale=scale,
+                keys[:, :, tile.keys],
+                values[:, :, tile.keys],
+                tile.mask,
+                scale,
+                softcap,
             )
             out_by_kv_head[:, :, tile.queries] = result.view(kv_heads, group, -1, head_dim)
     return out
+
+
+def _tile(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Attention of ``q`` [1, kv_heads, queries, head_dim]: the same shape."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
+    scores = _capped(q @ keys.transpose(2, 3), scale, softcap).add_(mask)
+    return torch.softmax(scores, dim=-1) @ values
+
+
+def _capped(scores: Tensor, scale: float, softcap: float) -> Tensor:
+    """Scaled and soft-capped, in place."""
+    return scores.mul_(scale / softcap).tanh_().mul_(softcap)
 
 
 def _padded(length: int) -> int:
@@ -168,22 +202,25 @@ def _padded(length: int) -> int:
 
 
 def _bucket(
-    rows: slice,
-    padded: int,
     block_tables: Sequence[Sequence[int]],
     lengths: Sequence[int],
+    seen: Sequence[int],
+    padded: int,
+    rows: slice,
     pool: Tensor,
     scratch: Tensor,
 ) -> _Bucket:
-    length = torch.tensor(lengths[rows])[:, None]  # [rows, 1]
+    """The bucket of ``rows``, whose last ``seen[i]`` of ``lengths[i]`` positions are padded to ``padded``."""
+    count = torch.tensor(seen)[:, None]  # [rows, 1]
+    first = torch.tensor(lengths)[:, None] - count
     # block tables as one tensor; what follows a row's own blocks is never read
-    width = -(-padded // pool.shape[2])
-    table = torch.tensor([[*table[:width], *[0] * (width - len(table))] for table in block_tables[rows]])
+    width = -(-max(lengths) // pool.shape[2])
+    table = torch.tensor([[*table[:width], *[0] * (width - len(table))] for table in block_tables])
     position = torch.arange(padded)
-    mask = torch.zeros(len(table), padded, dtype=pool.dtype).masked_fill_(position >= length, float("-inf"))
+    mask = torch.zeros(len(table), padded, dtype=pool.dtype).masked_fill_(position >= count, float("-inf"))
     mask = mask.repeat_interleave(pool.shape[1], dim=0)[:, None]
     # beyond its length a row reads its own last token, which is finite, instead of what lies there
-    index = _pool_rows(table, torch.minimum(position, length - 1), pool).flatten()
+    index = _pool_rows(table, first + torch.minimum(position, count - 1), pool).flatten()
     return _Bucket(rows, index, mask, scratch[: len(index)])
 
 
@@ -202,13 +239,19 @@ def _scratch(pool: Tensor, tokens: int) -> Tensor:
     return torch.empty(tokens * pool.shape[1], pool.shape[3], dtype=pool.dtype)
 
 
-def _tiles(start: int, count: int) -> Iterator[tuple[int, int]]:
-    """Sizes of the tiles of ``count`` queries at positions from ``start``, and the keys that each needs."""
-    for offset in range(0, count, _QUERY_TILE):
-        size = min(_QUERY_TILE, count - offset)
-        yield size, start + offset + size
+def _tiles(start: int, count: int, window: int | None) -> Iterator[tuple[int, int, int]]:
+    """Size of each tile of ``count`` queries at positions from ``start``, and from and to where it sees keys."""
+    for offset in range(start, start + count, _QUERY_TILE):
+        stop = min(offset + _QUERY_TILE, start + count)
+        yield stop - offset, 0 if window is None else max(0, offset - window + 1), stop
 
 
-def _causal_mask(size: int, width: int, dtype: torch.dtype) -> Tensor:
-    """[size, width] for queries at the last ``size`` of ``width`` positions: -inf where a key is in the future."""
-    return torch.full((size, width), float("-inf"), dtype=dtype).triu_(width - size + 1)
+def _mask(size: int, width: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """[size, width] for queries at the last ``size`` of ``width`` positions: -inf where a key is not seen.
+
+    That is in the future, or before the window.
+    """
+    seen = torch.ones(size, width, dtype=torch.bool).tril_(width - size)
+    if window is not None:
+        seen.triu_(width - size - window + 1)
+    return torch.zeros(size, width, dtype=dtype).masked_fill_(~seen, float("-inf"))

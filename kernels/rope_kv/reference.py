@@ -8,7 +8,16 @@ from torch import Tensor
 __all__ = ["rope_kv"]
 
 
-def rope_kv(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor) -> Tensor:
+def rope_kv(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    pool: Tensor,
+    *,
+    qk_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """Rotate queries and keys, write keys and values into the pool, return the queries.
 
     ``qkv`` [tokens, (heads + 2 * kv_heads) * head_dim]: the query heads, then the key heads, then the value heads.
@@ -16,6 +25,8 @@ def rope_kv(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor) 
     ``i + head_dim / 2`` (the half-rotation layout of Hugging Face checkpoints).
     ``slots`` int64 [tokens, kv_heads]: where each key and value go, as rows of the flattened pool, all different.
     ``pool`` [blocks, kv_heads, block_size, 2 * head_dim]: written in place.
+    ``qk_norm`` [heads + kv_heads, head_dim]: weights of an RMSNorm of each query and key head before it turns,
+    with ``eps``; None where there is none.
     Returns [tokens, heads, head_dim].
     """
     kv_heads, head_dim = pool.shape[1], pool.shape[3] // 2
@@ -25,7 +36,10 @@ def rope_kv(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor) 
     queries = torch.empty(qkv.shape[0], heads, head_dim, dtype=qkv.dtype)
     for token, vectors in enumerate(qkv.view(qkv.shape[0], -1, head_dim)):
         for head in range(heads + kv_heads):
-            first, second = vectors[head, :half], vectors[head, half:]
+            vector = vectors[head]
+            if qk_norm is not None:
+                vector = vector * torch.rsqrt(vector.square().mean() + eps) * qk_norm[head]
+            first, second = vector[:half], vector[half:]
             turned = torch.cat(
                 [first * cos[token] - second * sin[token], second * cos[token] + first * sin[token]]
             )

@@ -1,5 +1,27 @@
-"""The next token from logits: ``greedy``, and ``sample`` with stateless noise, so that neighbours never matter."""
+"""The next token from logits: what changes them, ``greedy``, and ``sample`` with stateless noise, so that
+neighbours never matter.
+"""
 
-from orchestra.kernels.sampling.torch_cpu import exponential_noise, greedy, keep_mask, sample
+from orchestra.kernels.sampling.torch_cpu import (
+    add_bias,
+    exponential_noise,
+    forbid,
+    greedy,
+    keep_mask,
+    log_probabilities,
+    penalize,
+    rank_tokens,
+    sample,
+)
 
-__all__ = ["exponential_noise", "greedy", "keep_mask", "sample"]
+__all__ = [
+    "add_bias",
+    "exponential_noise",
+    "forbid",
+    "greedy",
+    "keep_mask",
+    "log_probabilities",
+    "penalize",
+    "rank_tokens",
+    "sample",
+]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,15 @@ from torch import Tensor
 from orchestra.kernels.attention import DecodePlan, ExtendPlan, plan_decode, plan_extend
 from orchestra.localengine.step import RowInput
 
-__all__ = ["Batch"]
+__all__ = ["AttentionPlan", "Batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """``decode`` covers the rows of one token and ``extend`` the others; None where there are none."""
+
+    decode: DecodePlan | None
+    extend: ExtendPlan | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,8 @@ class Batch:
 
     ``token_ids``, ``positions``: int64 [tokens]. ``slots``: int64 [tokens, kv_heads], where keys and values go, as
     rows of a layer's pool flattened to [blocks * kv_heads * block_size, 2 * head_dim].
-    ``decode`` covers the first ``num_decode`` tokens and ``extend`` the rest; None where there are none.
+    The first ``num_decode`` tokens are rows of their own. ``attention``: a plan for every window of the model's
+    layers, None standing for all that went before.
     ``wanted``: int64, the tokens whose logits are asked for.
     """
 
@@ -28,19 +38,24 @@ class Batch:
     positions: Tensor
     slots: Tensor
     num_decode: int
-    decode: DecodePlan | None
-    extend: ExtendPlan | None
+    attention: Mapping[int | None, AttentionPlan]
     wanted: Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[RowInput], wanted: Sequence[range], pool: Tensor, heads: int) -> Batch:
+    def of(
+        cls,
+        rows: Sequence[RowInput],
+        wanted: Sequence[range],
+        pool: Tensor,
+        heads: int,
+        windows: AbstractSet[int | None] = frozenset({None}),
+    ) -> Batch:
         """Lay out ``rows``, which must hold the single-token rows first (best in order of length).
 
         ``wanted[i]``: the tokens of row ``i`` whose logits are asked for, as offsets into its ``token_ids``.
         ``pool`` is any layer's; ``heads`` is the number of query heads.
         """
         singles = [row for row in rows if len(row.token_ids) == 1]
-        runs = rows[len(singles) :]
         token_ids = [token for row in rows for token in row.token_ids]
         positions = [row.start + i for row in rows for i in range(len(row.token_ids))]
         kv_heads, block_size = pool.shape[1:3]
@@ -61,17 +76,40 @@ class Batch:
             positions=position,
             slots=block_head * block_size + (position % block_size)[:, None],
             num_decode=len(singles),
-            decode=plan_decode([row.block_table for row in singles], [row.start + 1 for row in singles], pool)
-            if singles
-            else None,
-            extend=plan_extend(
-                [row.block_table for row in runs],
-                [row.start for row in runs],
-                [len(row.token_ids) for row in runs],
-                pool,
-                heads,
-            )
-            if runs
-            else None,
+            attention=_plans(singles, rows[len(singles) :], pool, heads, windows),
             wanted=torch.tensor(wanted_tokens, dtype=torch.int64),
         )
+
+
+def _plans(
+    singles: Sequence[RowInput],
+    runs: Sequence[RowInput],
+    pool: Tensor,
+    heads: int,
+    windows: AbstractSet[int | None],
+) -> dict[int | None, AttentionPlan]:
+    longest = max(row.start + len(row.token_ids) for row in (*singles, *runs))
+    made: dict[int | None, AttentionPlan] = {}
+    plans: dict[int | None, AttentionPlan] = {}
+    for window in windows:
+        narrow = None if window is None or window >= longest else window  # a window that hides nothing is none
+        if narrow not in made:
+            made[narrow] = AttentionPlan(
+                plan_decode(
+                    [row.block_table for row in singles], [row.start + 1 for row in singles], pool, window=narrow
+                )
+                if singles
+                else None,
+                plan_extend(
+                    [row.block_table for row in runs],
+                    [row.start for row in runs],
+                    [len(row.token_ids) for row in runs],
+                    pool,
+                    heads,
+                    window=narrow,
+                )
+                if runs
+                else None,
+            )
+        plans[window] = made[narrow]
+    return plans

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from orchestra.localengine.weights.fields import DAMAGED
+
 __all__ = ["Container", "MetadataValue", "TensorRecord", "read_container"]
 
 MetadataValue = int | float | bool | str | list[str] | array  # type: ignore[type-arg]
 """A scalar, a list of strings, or an ``array.array`` of numbers."""
-
-DAMAGED = "the file is damaged or incomplete, download it again"
 
 _MAX_HEADER = 128 << 20  # bytes; the largest vocabularies in use need some 20 MiB
 _MAX_STRING = 16 << 20

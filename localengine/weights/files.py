@@ -1,17 +1,22 @@
-"""A model in memory, whatever kind of file it came from."""
+"""A model in memory, whatever kind of file it came from, and the errors that all kinds share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestra.localengine.capacity import available_memory, human, weight_bytes
+from orchestra.localengine.errors import ModelFileError
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModelFiles"]
+__all__ = ["ModelFiles", "check_memory", "naming"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +33,30 @@ class ModelFiles:
     weights: dict[str, torch.Tensor] = field(repr=False)
     tokenizer: Tokenizer
     chat_template: str | None = field(repr=False)
+
+
+def check_memory(spec: ModelSpec) -> None:
+    """Raise ValueError where the weights do not fit into the free memory.
+
+    A small file can ask for a thousand times its size, and where memory is promised and not there, the system ends
+    the process without a word.
+    """
+    needed, free = weight_bytes(spec), available_memory()
+    if needed > free:
+        raise ValueError(
+            f"its weights take {human(needed)} of memory and {human(free)} are free; choose a smaller model"
+        )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What is wrong with a model at ``path`` becomes a ModelFileError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelFileError(
+            f"{path} cannot be read ({error.strerror or error}): check the path and its permissions"
+        ) from error
+    except (ValueError, MemoryError) as error:
+        fault = "it does not fit into memory; choose a smaller model" if isinstance(error, MemoryError) else error
+        raise ModelFileError(f"{path} cannot be used as a model: {fault}") from error

@@ -92,7 +92,9 @@ def cache_dir() -> Path:
 
 
 def resolve(weights: str) -> Path:
-    """The file that ``weights`` means: a known model's cached file, or the path of a ``.gguf`` file itself.
+    """What ``weights`` means: a known model's cached file, or the path of a model itself.
+
+    That is a ``.gguf`` file, or a folder as hubs publish it (``config.json``, safetensors and a tokenizer).
 
     The cache is trusted by size; the hash was checked when the file entered it (``verify`` checks it again).
     Raises ModelFileError with the remedy where there is no such file or no such model.
@@ -110,12 +112,17 @@ def resolve(weights: str) -> Path:
         return path
     path = Path(weights).expanduser()
     with _os_errors(path):
-        if path.is_file():
+        if path.is_file() or (path / "config.json").is_file():
             return path
         if path.is_dir():
-            raise ModelFileError(f"{path} is a folder: give a .gguf file, or a known model ({_known_names()})")
+            raise ModelFileError(
+                f"{path} is a folder without a config.json: give a model's folder, a .gguf file, or a known model "
+                f"({_known_names()})"
+            )
     if path.suffix == ".gguf" or path.parent != Path():
-        raise ModelFileError(f"{path} does not exist: give the path of a .gguf file, or a known model's name")
+        raise ModelFileError(
+            f"{path} does not exist: give the path of a .gguf file or of a model's folder, or a known model's name"
+        )
     raise _unknown(weights)
 
 
@@ -339,7 +346,9 @@ def _known(name: str) -> KnownModel:
 def _unknown(name: str) -> ModelFileError:
     close = difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"known models: {_known_names()}"
-    return ModelFileError(f"no model is called {name!r}; {hint} (or give the path of a .gguf file)")
+    return ModelFileError(
+        f"no model is called {name!r}; {hint} (or give the path of a .gguf file, or of a model's folder)"
+    )
 
 
 def _known_names() -> str:

@@ -15,7 +15,7 @@ __all__ = ["LocalAnswer", "event", "plain"]
 class LocalAnswer(Protocol):
     """One answer's identity, and its bytes in the order of the wire.
 
-    A stream is `opening`, any number of `piece`, `ending`.
+    A stream is `opening`, a `piece` for each delta, `closing`.
     """
 
     def whole(self, completion: Completion) -> bytes:
@@ -24,10 +24,12 @@ class LocalAnswer(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def piece(self, text: str) -> bytes: ...
+    def piece(self, delta: Delta) -> bytes:
+        """Return what a delta adds, often nothing; with the last one of a completion, its end."""
+        ...
 
-    def ending(self, last: Delta) -> bytes:
-        """Return what follows the text of the last delta."""
+    def closing(self) -> bytes:
+        """Return what follows when all completions have ended."""
         ...
 
 

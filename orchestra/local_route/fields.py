@@ -15,6 +15,7 @@ from orchestra.errors import InputError
 
 if TYPE_CHECKING:
     from orchestra.localengine.request import Prompt, SamplingParams
+    from orchestra.localengine.sampling_params import Structure
 
 __all__ = ["SAMPLING", "Fields", "LocalRequest", "optional", "read_sampling", "read_text", "shown"]
 
@@ -22,8 +23,14 @@ _SAMPLED: Mapping[str, tuple[type, ...]] = {
     "temperature": (int, float),
     "top_p": (int, float),
     "top_k": (int,),
+    "min_p": (int, float),
+    "presence_penalty": (int, float),
+    "frequency_penalty": (int, float),
+    "repetition_penalty": (int, float),
+    "min_tokens": (int,),
     "seed": (int,),
     "ignore_eos": (bool,),
+    "prompt_logprobs": (int,),
 }
 SAMPLING = frozenset(_SAMPLED)
 """Fields that have the same name on every wire, and in the engine. Not all are every provider's."""
@@ -42,7 +49,8 @@ _TYPE_NAMES = {
 class LocalRequest:
     """What the engine is asked for, and the form in which the caller wants the answer.
 
-    ``prompt_field`` names the field that the prompt came from.
+    ``prompt_field`` names the field that the prompt came from, and ``form_field`` the one that says which form the
+    answer has.
     """
 
     prompt: Prompt
@@ -50,6 +58,7 @@ class LocalRequest:
     sampling: SamplingParams
     streams: bool
     include_usage: bool
+    form_field: str = "response_format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +97,18 @@ def shown(value: Any) -> str:
 
 
 def read_sampling(
-    payload: Mapping[str, Any], *, lengths: Sequence[str], stop: str | None = None, max_tokens: int | None = None
+    payload: Mapping[str, Any],
+    *,
+    lengths: Sequence[str],
+    stop: str | None = None,
+    max_tokens: int | None = None,
+    logprobs: tuple[str, int | None] = ("logprobs", None),
+    form: tuple[str, Structure | None] = ("response_format", None),
 ) -> SamplingParams:
     """Return how to sample. Raises InputError with the caller's own name of the field that is wrong.
 
     ``lengths`` are the fields that bound the output; ``max_tokens`` holds where none of them does. ``stop`` is the
-    field of the stop strings.
+    field of the stop strings. ``logprobs`` and ``form`` are the fields of these, and what they ask for.
     """
     from orchestra.localengine.request import SamplingParams
 
@@ -122,17 +137,42 @@ def read_sampling(
     strings = optional(payload, stop, str, list) if stop is not None else None
     if stop is not None and strings is not None:
         take("stop", (strings,) if isinstance(strings, str) else tuple(strings), stop)
-    return SamplingParams(**wanted)
+    bias = optional(payload, "logit_bias", dict)
+    if bias is not None:
+        take("logit_bias", {_token(token): value for token, value in bias.items()}, "logit_bias")
+    completions = optional(payload, "n", int)
+    if completions is not None:
+        take("n", completions, "n")
+    if logprobs[1] is not None:
+        take("logprobs", logprobs[1], logprobs[0])
+    wanted["structure"] = form[1]
+    try:
+        return SamplingParams(**wanted)
+    except ValueError as error:  # what goes with what; it begins with the engine's name of the field
+        field, _, told = str(error).partition(" ")
+        param = stop if field == "stop" and stop is not None else field
+        told = told.replace("a structure", form[0])
+        raise InputError(f"{param} {told}", param=param) from None
 
 
-def read_text(content: Any, place: str, kinds: Collection[str] = ("text",)) -> str:
-    """Return the text of a message's content: a string, or a list of parts of these ``kinds``."""
+def _token(key: Any) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise InputError(f"logit_bias: {shown(key)} is no token id", param="logit_bias") from None
+
+
+def read_text(content: Any, place: str, kinds: Collection[str] = ("text",), *, first: int = 0) -> str:
+    """Return the text of a message's content: a string, or a list of parts of these ``kinds``.
+
+    ``first`` is the number of the first part, for errors.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
         raise InputError(f"{place} must be a string or a list of text parts, not {shown(content)}", param=place)
     texts = []
-    for index, part in enumerate(content):
+    for index, part in enumerate(content, first):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in kinds:
             raise InputError(

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -78,14 +78,14 @@ class LocalRoute:
         answer = await self._answer(endpoint, call, request, engine)
         if request.streams:
             return await self._stream(engine, call, request, answer)
-        with _as_our_errors(request.prompt_field):
+        with _as_our_errors(request.prompt_field, request.form_field):
             completion = await engine.complete(request.prompt, request.sampling, traffic=call.traffic.value)
         return Outcome(
             status=200,
             headers=_JSON,
             body=_once(answer.whole(completion)),
             route=self.route,
-            usage=_usage(completion.usage),
+            usage=_usage([completion.usage, *(other.usage for other in completion.others)]),
         )
 
     async def _answer(
@@ -109,6 +109,7 @@ class LocalRoute:
             call_id=call.id,
             model=self.route,
             include_usage=request.include_usage,
+            n=request.sampling.n,
         )
 
     def check(self, url: str, payload: Mapping[str, Any], *, traffic: TrafficClass) -> None:
@@ -119,7 +120,7 @@ class LocalRoute:
         _, request = _read(url, payload)
         engine = self._engine
         if engine is not None:
-            with suppress(LocalEngineError), _as_our_errors(request.prompt_field):
+            with suppress(LocalEngineError), _as_our_errors(request.prompt_field, request.form_field):
                 engine.check(request.prompt, request.sampling, traffic=traffic.value)
 
     async def _stream(
@@ -127,14 +128,14 @@ class LocalRoute:
     ) -> Outcome:
         deltas = engine.stream(request.prompt, request.sampling, traffic=call.traffic.value)
         try:
-            with _as_our_errors(request.prompt_field):
+            with _as_our_errors(request.prompt_field, request.form_field):
                 first = await anext(deltas)
         except BaseException:
             await deltas.aclose()
             raise
 
         # the body knows its outcome weakly: a dropped outcome must give its request up at once, without a cycle
-        body = self._events(answer, first, deltas, lambda usage: _fill_in(outcome_ref(), usage))
+        body = self._events(answer, first, deltas, lambda usages: _fill_in(outcome_ref(), usages))
 
         async def close() -> None:
             await body.aclose()
@@ -149,15 +150,20 @@ class LocalRoute:
         answer: LocalAnswer,
         first: engine_types.Delta,
         rest: DeltaStream,
-        on_usage: Callable[[engine_types.Usage], None],
+        on_usage: Callable[[Sequence[engine_types.Usage]], None],
     ) -> AsyncGenerator[bytes, None]:
+        usages = [first.usage] if first.usage is not None else []
         try:
-            yield answer.opening() + _encode(answer, first)
-            delta = first
+            yield answer.opening() + answer.piece(first)
             async for delta in rest:
-                yield _encode(answer, delta)
-            if delta.usage is not None:
-                on_usage(delta.usage)
+                if delta.usage is not None:
+                    usages.append(delta.usage)
+                if data := answer.piece(delta):
+                    yield data
+            if usages:
+                on_usage(usages)
+            if data := answer.closing():
+                yield data
         except Exception as error:
             raise StreamInterrupted(f"{self.route} broke off: {error}") from error
         finally:
@@ -200,14 +206,17 @@ class LocalRoute:
 
 
 @contextmanager
-def _as_our_errors(prompt_field: str = "messages") -> Iterator[None]:
+def _as_our_errors(prompt_field: str = "messages", form_field: str = "response_format") -> Iterator[None]:
     """Tell the engine's errors in the words of `orchestra.errors`."""
-    from orchestra.localengine.errors import EngineBusy, EngineError, PromptError, PromptTooLong
+    from orchestra.localengine.errors import EngineBusy, EngineError, ParameterError, PromptError, PromptTooLong
 
     try:
         yield
     except PromptTooLong as error:
         raise InputError(str(error), param=prompt_field, code="context_length_exceeded") from error
+    except ParameterError as error:
+        field = form_field if error.field == "structure" else error.field
+        raise InputError(f"{field}: {str(error).removeprefix(f'{field}: ')}", param=field) from error
     except PromptError as error:
         raise InputError(str(error), param=prompt_field) from error
     except EngineBusy as error:
@@ -230,18 +239,16 @@ def _length(engine: LocalEngine, request: LocalRequest) -> int:
         return len(engine.encode(request.prompt))
 
 
-def _encode(answer: LocalAnswer, delta: engine_types.Delta) -> bytes:
-    data = answer.piece(delta.text) if delta.text else b""
-    return data + answer.ending(delta) if delta.finish_reason is not None else data
-
-
-def _fill_in(outcome: Outcome | None, usage: engine_types.Usage) -> None:
+def _fill_in(outcome: Outcome | None, usages: Sequence[engine_types.Usage]) -> None:
     if outcome is not None:
-        outcome.usage = _usage(usage)
+        outcome.usage = _usage(usages)
 
 
-def _usage(usage: engine_types.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, certainty="known")
+def _usage(usages: Sequence[engine_types.Usage]) -> Usage:
+    """Of all completions of one prompt, which counts once."""
+    first = usages[0]
+    output = sum(usage.completion_tokens for usage in usages)
+    return Usage(first.prompt_tokens, output, first.cached_tokens, certainty="known")
 
 
 async def _once(body: bytes) -> AsyncGenerator[bytes, None]:

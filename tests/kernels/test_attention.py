@@ -32,14 +32,19 @@ class Cache:
             self.values.append(value)
 
 
-def exact(q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def exact(
+    q: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None, softcap: float | None = None
+) -> Tensor:
     """Causal attention in float64, the queries being the last positions: q [n, heads, d], key [len, kv, d]."""
     group = q.shape[1] // key.shape[1]
     k, v = (x.double().repeat_interleave(group, 1).transpose(0, 1) for x in (key, value))
     scores = q.double().transpose(0, 1) @ k.transpose(1, 2) * scale  # [heads, n, len]
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     n, length = scores.shape[1:]
-    future = torch.ones(n, length, dtype=torch.bool).triu(length - n + 1)
-    return (scores.masked_fill(future, float("-inf")).softmax(-1) @ v).transpose(0, 1)
+    back = torch.arange(length - n, length)[:, None] - torch.arange(length)  # how far behind the query a key is
+    unseen = (back < 0) | (back >= (length if window is None else window))
+    return (scores.masked_fill(unseen, float("-inf")).softmax(-1) @ v).transpose(0, 1)
 
 
 def check(actual: Tensor, expected: Tensor) -> None:
@@ -156,3 +161,68 @@ def test_a_block_table_may_be_longer_than_the_row() -> None:
     assert torch.equal(
         torch_cpu.decode(q, cache.pool, torch_cpu.plan_decode(tables, [20, 40], cache.pool), 0.125), expected
     )
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("window", [1, 2, BLOCK - 1, BLOCK, 33, 40, 1000])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_decode_within_a_window_and_soft_capped(module: ModuleType, window: int, softcap: float | None) -> None:
+    lengths = [1, BLOCK, BLOCK + 1, 33, 40, 41, 100, 2]
+    cache = Cache(lengths, 2, 64)
+    for i, length in enumerate(lengths):  # what lies before the window is never read
+        for p in range(length - window):
+            cache.pool[cache.tables[i][p // BLOCK], :, p % BLOCK] = float("nan")
+    q = torch.randn(len(lengths), 6, 64)
+    plan = module.plan_decode(cache.tables, lengths, cache.pool, window=window)
+    out = module.decode(q, cache.pool, plan, 0.25, softcap=softcap)
+    rows = zip(q, cache.keys, cache.values, strict=True)
+    check(out, torch.cat([exact(x[None], key, value, 0.25, window, softcap) for x, key, value in rows]))
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("window", [None, 1, 7, BLOCK, 40, 1000])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_extend_within_a_window_and_soft_capped(
+    module: ModuleType, window: int | None, softcap: float | None
+) -> None:
+    starts, counts = [0, 0, 5, BLOCK, 40, 90], [BLOCK - 1, 50, 20, BLOCK, 1, 30]
+    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+    cache = Cache(lengths, 2, 64)
+    for i, start in enumerate(starts):
+        for p in range(0 if window is None else start + 1 - window):
+            cache.pool[cache.tables[i][p // BLOCK], :, p % BLOCK] = float("nan")
+    q = torch.randn(sum(counts), 6, 64)
+    plan = module.plan_extend(cache.tables, starts, counts, cache.pool, 6, window=window)
+    out = module.extend(q, cache.pool, plan, 0.25, softcap=softcap)
+    rows = zip(q.split(counts), cache.keys, cache.values, strict=True)
+    check(out, torch.cat([exact(x, key, value, 0.25, window, softcap) for x, key, value in rows]))
+
+
+@pytest.mark.parametrize("window", [1, 100, 128, 150, 500])
+def test_extend_within_a_window_in_several_tiles(window: int) -> None:
+    starts, counts = [17, 0, 200], [300, 129, 260]
+    cache = Cache([start + count for start, count in zip(starts, counts, strict=True)], 2, 64)
+    q = torch.randn(sum(counts), 4, 64)
+    plan = torch_cpu.plan_extend(cache.tables, starts, counts, cache.pool, 4, window=window)
+    rows = zip(q.split(counts), cache.keys, cache.values, strict=True)
+    expected = torch.cat([exact(x, key, value, 0.125, window) for x, key, value in rows])
+    check(torch_cpu.extend(q, cache.pool, plan, 0.125), expected)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_windowed_row_has_the_same_bits_whoever_its_neighbours_are(softcap: float | None) -> None:
+    lengths = [3, 20, 40, 64, 129, 300]
+    cache = Cache(lengths, 3, 64)
+    q = torch.randn(len(lengths), 9, 64)
+
+    def decode(rows: list[int], window: int | None) -> Tensor:
+        tables, own = [cache.tables[i] for i in rows], [lengths[i] for i in rows]
+        plan = torch_cpu.plan_decode(tables, own, cache.pool, window=window)
+        return torch_cpu.decode(q[rows], cache.pool, plan, 0.125, softcap=softcap)
+
+    together = decode(list(range(len(lengths))), 50)
+    for i in range(len(lengths)):
+        assert torch.equal(decode([i], 50)[0], together[i])
+    # a window that hides nothing is none, to the last bit
+    assert torch.equal(decode([0, 1, 2], 50), decode([0, 1, 2], None))

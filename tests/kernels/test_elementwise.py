@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -47,10 +49,27 @@ def test_silu_mul_against_float64(module: object, rows: int, width: int) -> None
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("module", [activation_reference, activation_cpu])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [8, 96, 1001])
+def test_gelu_tanh_mul_against_float64(module: object, rows: int, width: int) -> None:
+    x = torch.randn(rows, 2 * width) * 4
+    x[0, 0], x[0, 1] = -200.0, 200.0
+    before = x.clone()
+    gate, up = x.double().chunk(2, -1)
+    exact = 0.5 * gate * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
+    y = module.gelu_tanh_mul(x)  # type: ignore[attr-defined]
+    assert y.shape == (rows, width)
+    torch.testing.assert_close(y.double(), exact, atol=1e-5, rtol=1e-5)
+    assert torch.equal(x, before)
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_rows_have_the_same_bits_alone_and_among_others() -> None:
     x, weight, gate_up = torch.randn(70, 576), torch.randn(576), torch.randn(70, 3072)
     norm, act = norm_cpu.rms_norm(x, weight, 1e-5), activation_cpu.silu_mul(gate_up)
+    gelu = activation_cpu.gelu_tanh_mul(gate_up)
     for rows in (1, 2, 7, 33):
         assert torch.equal(norm_cpu.rms_norm(x[:rows], weight, 1e-5), norm[:rows])
         assert torch.equal(activation_cpu.silu_mul(gate_up[:rows]), act[:rows])
+        assert torch.equal(activation_cpu.gelu_tanh_mul(gate_up[:rows]), gelu[:rows])

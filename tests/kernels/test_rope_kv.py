@@ -42,3 +42,31 @@ def test_rotates_and_writes(module: object, tokens: int, heads: int, kv_heads: i
     pool[block, :, offset] = float("nan")
     assert pool.isnan().all()  # nothing else was touched
     assert torch.equal(qkv, before)
+
+
+@pytest.mark.parametrize("module", [reference, torch_cpu])
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2)])
+def test_normalises_queries_and_keys_before_they_turn(
+    module: object, tokens: int, heads: int, kv_heads: int
+) -> None:
+    head_dim = 20
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim) * 3
+    before = qkv.clone()
+    weight = torch.randn(heads + kv_heads, head_dim)
+    angle = angles(torch.randint(0, 500, (tokens,)), head_dim)
+    pool = torch.zeros(5, kv_heads, 4, 2 * head_dim)
+    slots = torch.arange(tokens)[:, None] * kv_heads * 4 + torch.arange(kv_heads) * 4
+    cos, sin = angle.cos().float(), angle.sin().float()
+    q = module.rope_kv(qkv, cos, sin, slots, pool, qk_norm=weight, eps=1e-5)  # type: ignore[attr-defined]
+
+    vectors = qkv.view(tokens, -1, head_dim).double()
+    both = vectors[:, :-kv_heads]
+    both = both / (both.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(q.double(), rotated(both[:, :heads], angle), atol=1e-5, rtol=1e-5)
+    written = pool.flatten(0, 2)[slots]
+    torch.testing.assert_close(
+        written[..., :head_dim].double(), rotated(both[:, heads:], angle), atol=1e-5, rtol=1e-5
+    )
+    assert torch.equal(written[..., head_dim:].double(), vectors[:, -kv_heads:])
+    assert torch.equal(qkv, before)

@@ -15,9 +15,10 @@ from tiny_gguf import CONTROL, KINDS, MERGES, TOKENS
 from orchestra.localengine.chat_template import ChatTemplate
 from orchestra.localengine.errors import ModelFileError, PromptError
 from orchestra.localengine.tokenizer import Tokenizer, TokenKind
+from orchestra.localengine.weights.gguf_tokenizer import byte_level_bpe, gguf_tokenizer
 
 EXTRA = ("<|start|>", "<s>", "[INST]", "[/INST]", "<think>", "</think>")
-TOKENIZER = Tokenizer(
+TOKENIZER = byte_level_bpe(
     (*TOKENS, *EXTRA),
     MERGES,
     (*KINDS, *[TokenKind.CONTROL] * 4, *[TokenKind.USER_DEFINED] * 2),
@@ -170,7 +171,15 @@ def test_text_parts_are_joined() -> None:
             r"messages\[0\]\.content\[1\] is of type 'image_url': the local engine takes parts of type 'text'",
         ),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text is missing"),
-        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], r"messages\[0\] has tool_calls"),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+            r"messages\[0\]\.tool_calls: each must",
+        ),
+        ([{"role": "assistant", "content": "", "function_call": {}, "tool_calls": 5}], r"\.tool_calls: each must"),
+        (
+            [{"role": "assistant", "content": "", "function_call": {"name": "f"}}],
+            r"messages\[0\] has function_call",
+        ),
         ([{"role": "user", "content": "a\ud800"}], r"messages\[0\]\.content holds a lone surrogate"),
     ],
 )
@@ -256,7 +265,7 @@ def real(model_path: Path) -> tuple[ChatTemplate, Tokenizer]:
 
     with model_path.open("rb") as file:
         metadata = read_container(file).metadata
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = gguf_tokenizer(metadata)
     source = str(metadata["tokenizer.chat_template"])
     bos, eos = (tokenizer.token_text(i) for i in (tokenizer.bos_id, tokenizer.eos_id))
     return ChatTemplate(source, bos_token=bos, eos_token=eos), tokenizer

@@ -48,7 +48,9 @@ def drive(seed: int, steps: int) -> Lab:
             length = rng.choice([longest, longest + 1, longest - 1, rng.randint(1, longest)])
             length = min(max(1, length), room - 1)
             output = rng.choice([1, rng.randint(1, room - length), min(room - length, block_size + 1)])
-            lab.add(traffic, length, max_tokens=min(output, 40))
+            first = lab.add(traffic, length, max_tokens=min(output, 40))
+            for _ in range(rng.choice([0, 0, 0, 1, 4])):  # more completions of the same prompt
+                lab.add(traffic, first.token_ids[:length], max_tokens=rng.randint(1, min(output, 40)), kin=first)
         if rng.random() < 0.05 and (alive := [seq.request_id for seq in lab.state.sequences()]):
             lab.cancel(rng.choice(alive))
         if rng.random() < 0.03 and (running := [*lab.state.running[BULK], *lab.state.running[INTERACTIVE]]):
@@ -69,7 +71,13 @@ def test_random_traffic(seed, soak):
 @settings(max_examples=60, deadline=None)
 @given(
     arrivals=st.lists(
-        st.tuples(st.sampled_from([INTERACTIVE, BULK]), st.integers(1, 20), st.integers(1, 12), st.integers(0, 3)),
+        st.tuples(
+            st.sampled_from([INTERACTIVE, BULK]),
+            st.integers(1, 20),
+            st.integers(1, 12),
+            st.integers(0, 3),
+            st.sampled_from([1, 1, 2, 5]),
+        ),
         min_size=1,
         max_size=12,
     ),
@@ -90,9 +98,11 @@ def test_every_small_workload_ends_well(arrivals, blocks, slots, tokens, bound, 
         tpot=bound,
         bulk_min_share=share,
     )
-    for traffic, prompt, output, pause in arrivals:
-        lab.add(traffic, prompt, max_tokens=output)
+    for traffic, prompt, output, pause, n in arrivals:
+        first = lab.add(traffic, prompt, max_tokens=output)
         for _ in range(pause):
             lab.step()
+        for _ in range(n - 1):
+            lab.add(traffic, lab.asked[first.request_id][0], max_tokens=output, kin=first)
     lab.run()
-    assert len(lab.outputs) == len(arrivals)
+    assert len(lab.outputs) == len(lab.asked) == sum(n for *_, n in arrivals)

@@ -21,6 +21,7 @@ from tiny_gguf import TOKENS, TinyGguf
 
 from orchestra.localengine.errors import ModelFileError
 from orchestra.localengine.models.spec import ModelSpec
+from orchestra.localengine.weights import files as shared
 from orchestra.localengine.weights import gguf as loader
 from orchestra.localengine.weights.gguf import load_gguf, read_gguf_spec
 
@@ -150,11 +151,11 @@ def _array(value: list[Any]) -> tuple[list[Any], GGUFValueType]:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"architecture": "qwen2"}, "architecture is 'qwen2'"),
+        ({"architecture": "mamba"}, "architecture is 'mamba'; supported are llama"),
         ({"metadata": {"llama.block_count": None}}, "no llama.block_count"),
         ({"metadata": {"llama.block_count": (0, U32)}}, "llama.block_count is 0"),
         ({"metadata": {"llama.block_count": (3, U32)}}, "lacks 9 tensors, such as 'blk.2.attn_k.weight'"),
-        ({"metadata": {"llama.block_count": (1, U32)}}, "tensor 'blk.1.* is not part of a plain Llama"),
+        ({"metadata": {"llama.block_count": (1, U32)}}, "tensor 'blk.1.* is not part of a plain llama"),
         ({"metadata": {"llama.block_count": (4_000_000_000, U32)}}, "llama.block_count is 4000000000"),
         ({"metadata": {"llama.block_count": ("two", TEXT)}}, "llama.block_count is 'two'"),
         ({"metadata": {"llama.attention.head_count_kv": (3, U32)}}, "do not go together"),
@@ -163,13 +164,13 @@ def _array(value: list[Any]) -> tuple[list[Any], GGUFValueType]:
         ({"metadata": {"llama.attention.layer_norm_rms_epsilon": (float("nan"), F32)}}, "epsilon is nan"),
         ({"metadata": {"llama.rope.freq_base": (0.0, F32)}}, "freq_base is 0.0"),
         ({"metadata": {"llama.rope.dimension_count": (8, U32)}}, "dimension_count is 8"),
-        ({"metadata": {"llama.rope.scaling.type": ("yarn", TEXT)}}, "llama.rope.scaling.type = 'yarn'"),
+        ({"metadata": {"llama.rope.scaling.type": ("longrope", TEXT)}}, "llama.rope.scaling.type = 'longrope'"),
         ({"metadata": {"llama.expert_count": (8, U32)}}, "llama.expert_count = 8"),
         ({"metadata": {"split.count": (2, GGUFValueType.UINT16)}}, "split.count = 2.*merge its parts"),
         ({"metadata": {"llama.feed_forward_length": (128, U32)}}, r"shape \(96, 64\).*say \(128, 64\)"),
         ({"metadata": {"general.name": (7, U32)}}, "general.name is not a text"),
         ({"metadata": {"general.alignment": (24, U32)}}, "alignment is 24"),
-        ({"metadata": {"tokenizer.ggml.model": ("llama", TEXT)}}, "tokenizer is of kind 'llama'"),
+        ({"metadata": {"tokenizer.ggml.model": ("bert", TEXT)}}, "tokenizer is of kind 'bert'"),
         ({"metadata": {"tokenizer.ggml.pre": ("tekken", TEXT)}}, "pre-tokenizer 'tekken' is not supported"),
         ({"metadata": {"tokenizer.ggml.tokens": _array(["a", "b"])}}, "2 tokens have"),
         ({"metadata": {"tokenizer.ggml.tokens": None}}, "tokenizer.ggml.tokens is missing"),
@@ -198,10 +199,21 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     _fails(tiny.write(tmp_path / "nan.gguf"), match=r"blk\.1\.ffn_up.* not finite")
 
 
-def test_a_biased_llama_is_refused(tmp_path: Path) -> None:
+def test_biases_in_some_places_only_are_refused(tmp_path: Path) -> None:
+    for layer, match in ((0, "lacks 5 tensors, such as 'blk.0.attn_k.bias'"), (1, "attn_q.bias' is not part")):
+        tiny = TinyGguf()
+        tiny.weights[f"blk.{layer}.attn_q.bias"] = np.zeros(64, dtype=np.float32)
+        _fails(tiny.write(tmp_path / "bias.gguf"), match=match)
+
+
+@pytest.mark.parametrize(
+    ("factors", "match"),
+    [([1.0] * 7, "7 rotary factors do not go"), ([0.0] * 8, "no factors"), ([np.nan] * 8, "not finite")],
+)
+def test_rotary_factors_that_cannot_be(tmp_path: Path, factors: list[float], match: str) -> None:
     tiny = TinyGguf()
-    tiny.weights["blk.0.attn_q.bias"] = np.zeros(64, dtype=np.float32)
-    _fails(tiny.write(tmp_path / "bias.gguf"), match="attn_q.bias' is not part")
+    tiny.weights["rope_freqs.weight"] = np.array(factors, dtype=np.float32)
+    _fails(tiny.write(tmp_path / "odd.gguf"), match=match)
 
 
 def test_a_path_that_is_no_model_file(tmp_path: Path) -> None:
@@ -338,6 +350,6 @@ def test_the_real_model(model_path: Path) -> None:
 
 def test_weights_that_memory_has_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = TinyGguf().write(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(loader, "available_memory", lambda: 100_000)
+    monkeypatch.setattr(shared, "available_memory", lambda: 100_000)
     with pytest.raises(ModelFileError, match=r"weights take .* of memory and 100 KB are free"):
         load_gguf(path)

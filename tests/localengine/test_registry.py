@@ -107,9 +107,9 @@ def test_a_path_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert registry.resolve(str(tmp_path / "own.gguf")) == tmp_path / "own.gguf"
     assert registry.resolve("~/own.gguf") == tmp_path / "own.gguf"
     for missing in ("none.gguf", str(tmp_path / "none")):
-        with pytest.raises(ModelFileError, match=r"does not exist: give the path of a .gguf file"):
+        with pytest.raises(ModelFileError, match=r"does not exist: give the path of a .gguf file or of a model"):
             registry.resolve(missing)
-    with pytest.raises(ModelFileError, match=r"is a folder: give a .gguf file"):
+    with pytest.raises(ModelFileError, match=r"is a folder without a config.json: give a model's folder"):
         registry.resolve(str(tmp_path))
 
 

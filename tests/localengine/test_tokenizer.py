@@ -13,6 +13,7 @@ from tiny_gguf import CONTROL, KINDS, MERGES, TOKENS, byte_alphabet, written
 
 from orchestra.localengine.errors import PromptError
 from orchestra.localengine.tokenizer import Tokenizer, TokenKind
+from orchestra.localengine.weights.gguf_tokenizer import byte_level_bpe, gguf_tokenizer
 
 FRANCE = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -25,7 +26,7 @@ def tiny(**changes: Any) -> Tokenizer:
     tokens = changes.pop("tokens", TOKENS)
     merges = changes.pop("merges", MERGES)
     kinds = changes.pop("kinds", KINDS)
-    return Tokenizer(tokens, merges, kinds, **{"pre": "gpt2", "bos_id": 1, "eos_ids": (2,), **changes})
+    return byte_level_bpe(tokens, merges, kinds, **{"pre": "gpt2", "bos_id": 1, "eos_ids": (2,), **changes})
 
 
 def extended(*extra: tuple[str, TokenKind], **changes: Any) -> Tokenizer:
@@ -67,7 +68,7 @@ def test_encoding_equals_bpe_by_its_definition(word: list[str], random: Any) -> 
         if "".join(pair) not in vocabulary:
             merges.append(pair)
             vocabulary.append("".join(pair))
-    tokenizer = Tokenizer(vocabulary, [" ".join(m) for m in merges], [1] * len(vocabulary), pre="gpt2")
+    tokenizer = byte_level_bpe(vocabulary, [" ".join(m) for m in merges], [1] * len(vocabulary), pre="gpt2")
     wanted = _reference_bpe("".join(word), {pair: rank for rank, pair in enumerate(merges)})
     assert [vocabulary[i] for i in tokenizer.encode("".join(word), special=False)] == wanted
 
@@ -98,7 +99,7 @@ def test_each_pre_tokenizer_splits_as_its_model_was_trained(pre: str, pieces: li
     joined = ["12", "123", "1234", "ab", "Ġ'", "Ġ's", "ĠĠ", "ĠĠx", "Ġx", "ĊĊ", "4a", "34"]
     merges = ["1 2", "12 3", "123 4", "a b", "Ġ '", "Ġ' s", "Ġ x", "Ġ Ġ", "ĠĠ x", "Ċ Ċ", "4 a", "3 4"]
     tokens = [*byte_alphabet(), *joined]
-    tokenizer = Tokenizer(tokens, merges, [1] * len(tokens), pre=pre)
+    tokenizer = byte_level_bpe(tokens, merges, [1] * len(tokens), pre=pre)
     assert [tokens[i] for i in tokenizer.encode("1234ab 's  x\n\ny", special=False)] == pieces
 
 
@@ -221,7 +222,7 @@ def test_token_types_may_be_absent_from_a_file(kinds: Sequence[int] | None) -> N
     metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     if kinds is not None:
         metadata["tokenizer.ggml.token_type"] = kinds
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = gguf_tokenizer(metadata)
     assert tokenizer.encode("cab", special=True) == [3, 2]
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (None, None, frozenset())
 
@@ -234,7 +235,7 @@ def real(model_path: Any) -> Tokenizer:
     from orchestra.localengine.weights.container import read_container
 
     with model_path.open("rb") as file:
-        return Tokenizer.from_gguf(read_container(file).metadata)
+        return gguf_tokenizer(read_container(file).metadata)
 
 
 @pytest.mark.model
