@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orchestra.testing.batch_faults import BatchFaults
 from orchestra.testing.batch_script import BatchLimits, BatchScript
 from orchestra.testing.bills import Bill, Bills, request_key
 from orchestra.testing.limiter import Limits, Tenant
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from orchestra.testing.provider import ScriptedProvider
 
 __all__ = [
+    "BatchFaults",
     "BatchLimits",
     "BatchScript",
     "Bill",

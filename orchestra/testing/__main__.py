@@ -1,8 +1,9 @@
 """``python -m orchestra.testing --port 0``: a scripted provider in a process of its own, which can be killed.
 
-Prints one JSON line, ``{"base_url": ..., "origin": ...}``, when it listens, and serves until it is ended. OpenAI
-SDKs take the first as their base URL, Anthropic SDKs the second. Without options it allows everything, and answers
-and ends batches at once.
+Prints one JSON line, ``{"base_url": ..., "origin": ..., "bills": ...}``, when it listens, and serves until it is
+ended. OpenAI SDKs take the first as their base URL, Anthropic SDKs the second. Without options it allows
+everything, and answers and ends batches at once. GET the third, from this machine, to learn what was paid;
+``orchestra.testing.control`` says what else it can be told while it runs.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from orchestra.testing import BatchLimits, BatchScript, Limits, Reply, ScriptedProvider, StreamScript, Tenant
+from orchestra.testing import (
+    BatchFaults,
+    BatchLimits,
+    BatchScript,
+    Limits,
+    Reply,
+    ScriptedProvider,
+    StreamScript,
+    Tenant,
+)
 from orchestra.testing.limiter import ChargeRule, HeaderStyle, HintStyle
+from orchestra.testing.script import prompt_of
 
 
 def main() -> None:
@@ -53,7 +64,20 @@ def main() -> None:
             enqueued_requests=options.batch_enqueued_requests,
             creations_per_hour=options.batch_creations_per_hour,
         ),
+        batch_faults=BatchFaults(
+            lost_creations=options.lost_creations,
+            refused_polls=options.refused_polls,
+            lost_uploads=options.lost_uploads,
+            cut_results=options.cut_results,
+            seed=options.seed,
+        ),
+        background_default=BatchScript(
+            validating=options.background_queued,
+            running=options.background_seconds,
+            end=_end(options.background_end),
+        ),
         file_delay=options.file_delay,
+        keep_log=False,
         accounts=dict(key.partition("=")[::2] for key in options.key) or None,
         port=options.port,
     )
@@ -68,17 +92,23 @@ def _batch_script(options: argparse.Namespace) -> BatchScript:
         validating=options.batch_validating,
         running=options.batch_seconds,
         finalizing=options.batch_finalizing,
-        end=None if options.batch_end == "never" else options.batch_end,
+        cancelling=options.batch_cancelling,
+        end=_end(options.batch_end),
         answered=options.batch_answered,
         shuffle=options.batch_shuffle,
     )
 
 
+def _end(told: str) -> str | None:
+    return None if told == "never" else told
+
+
 def _last_message(payload: Mapping[str, Any]) -> str:
     """Return the text that a request ends with, so that whoever asked can tell that the answer is its own."""
-    messages = payload.get("messages")
-    content = messages[-1].get("content") if isinstance(messages, list) and messages else None
-    last = content if content is not None else payload.get("prompt", payload.get("input", ""))
+    said = prompt_of(payload)
+    last = said[-1] if isinstance(said, list) and said else said
+    if isinstance(last, dict):
+        last = last.get("content", last.get("parts"))
     return last if isinstance(last, str) else json.dumps(last)
 
 
@@ -99,6 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_answers(parser.add_argument_group("answers"))
     _add_limits(parser.add_argument_group("limits of the models"))
     _add_batches(parser.add_argument_group("batches"))
+    _add_background(parser.add_argument_group("responses in the background"))
+    _add_faults(parser.add_argument_group("what goes wrong with batches at random, each with a probability of P"))
     return parser
 
 
@@ -142,6 +174,9 @@ def _add_batches(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--batch-seconds", type=float, default=0.0, metavar="SECONDS", help="how long it runs")
     group.add_argument("--batch-finalizing", type=float, default=0.0, metavar="SECONDS", help="until it has ended")
     group.add_argument(
+        "--batch-cancelling", type=float, default=0.0, metavar="SECONDS", help="until a cancelled one has ended"
+    )
+    group.add_argument(
         "--batch-end",
         default="completed",
         metavar="STATUS",
@@ -167,9 +202,28 @@ def _add_batches(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_background(group: argparse._ArgumentGroup) -> None:
+    for name, told in (("queued", "before one is in progress"), ("seconds", "how long it is")):
+        group.add_argument(f"--background-{name}", type=float, default=0.0, metavar="SECONDS", help=told)
+    group.add_argument("--background-end", default="completed", metavar="STATUS", help="as of batches")
+
+
+def _add_faults(group: argparse._ArgumentGroup) -> None:
+    faults = {
+        "lost-creations": "a batch is created, and nothing is answered",
+        "refused-polls": "503",
+        "lost-uploads": "a file is kept, and nothing is answered",
+        "cut-results": "results break off on the way",
+    }
+    for name, told in faults.items():
+        group.add_argument(f"--{name}", type=float, default=0.0, metavar="P", help=told)
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the dice")
+
+
 async def _serve(provider: ScriptedProvider) -> None:
     async with provider:
-        print(json.dumps({"base_url": provider.base_url, "origin": provider.origin}), flush=True)
+        bills = f"{provider.origin}/__orchestra/bills"
+        print(json.dumps({"base_url": provider.base_url, "origin": provider.origin, "bills": bills}), flush=True)
         await asyncio.Event().wait()
 
 

@@ -10,22 +10,23 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import Any
 
 from orchestra.testing.batch_life import BatchLife, Stage
 from orchestra.testing.batch_script import BatchScript
-from orchestra.testing.batches import Batch, BatchEndpoint, Line, Outcome, taken
-from orchestra.testing.file_store import Packed
+from orchestra.testing.batches import Batch, BatchEndpoint, Outcome, taken
+from orchestra.testing.content import Content, joined
+from orchestra.testing.encoding import quoted
+from orchestra.testing.inline_lines import inline_roll
+from orchestra.testing.roll import Line
 from orchestra.testing.script import Hit, Reply
 
 __all__ = ["AnthropicBatches"]
 
 _PATH = re.compile(r"/messages/batches(?:/([^/]+))?(?:/(cancel|results))?/?$")
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_KINDS = ("succeeded", "errored", "canceled", "expired")
+_KINDS = {"answered": "succeeded", "failed": "errored", "cancelled": "canceled", "expired": "expired"}
 _NO_SAMPLING_SINCE = "2026-10-21"
 _SAMPLING = ("temperature", "top_p", "top_k")
 _NOT_IN_BATCHES = ("speed", "store", "previous_thread_event_id", "cache_hint", "context_hint")
@@ -38,42 +39,42 @@ class AnthropicBatches(BatchEndpoint):
     def serves(path: str) -> bool:
         return _PATH.search(path) is not None
 
-    def answer(self, hit: Hit, account: str) -> Reply:
+    async def answer(self, hit: Hit, body: Content, account: str) -> Reply:
         match = _PATH.search(hit.path)
         assert match is not None
         name, verb = match.groups()
         if name is None:
             if hit.method == "POST":
-                return self._create(hit, account)
+                return await self._create(hit, body, account)
             return self._page(hit, [self._object(batch) for batch in self._seen_by(account)])
         batch = self._find(name, account)
         if batch is None:
             return _refused(404, "not_found_error", f"No batch {name}.")
         match hit.method, verb:
             case "GET", None:
-                scripted = batch.polls.popleft() if batch.polls else None
-                return taken(scripted, Reply(body=self._object(batch)))
+                return self._polled(batch, self._object(batch))
             case "GET", "results":
                 return self._results(batch)
             case "POST", "cancel":
-                return self._cancel(batch)
+                if not self._cancelled(batch):
+                    return _refused(400, "invalid_request_error", f"Batch {batch.id} has ended.")
+                return Reply(body=self._object(batch))
             case "DELETE", None:
                 return self._delete(batch)
         return _refused(405, "invalid_request_error", f"Not allowed to {hit.method} {hit.path}.")
 
-    def _create(self, hit: Hit, account: str) -> Reply:
+    async def _create(self, hit: Hit, body: Content, account: str) -> Reply:
         limits = self.desk.limits
-        if len(hit.body) > (limits.max_bytes or 256_000_000):
+        if body.size > (limits.max_bytes or 256_000_000):
             return _refused(413, "request_too_large", "The batch has too many bytes.")
         try:
-            asked = json.loads(hit.body)
-            requests = asked["requests"]
+            requests = json.loads(body.read())["requests"]
         except (ValueError, TypeError, KeyError):
             return _refused(400, "invalid_request_error", "requests: Field required")
         problem = _problem(requests, limits.max_requests or 100_000)
         if problem is not None:
             return _refused(400, "invalid_request_error", problem)
-        queued = sum(batch.life.total for batch in self._open(account))
+        queued = sum(batch.life.total for batch in self._open_of(account))
         if limits.enqueued_requests is not None and queued + len(requests) > limits.enqueued_requests:
             message = f"More than {limits.enqueued_requests} requests would be in the queue of batches."
             return _refused(429, "rate_limit_error", message)
@@ -81,71 +82,49 @@ class AnthropicBatches(BatchEndpoint):
         if wait:
             message, hint = "Too many batches were created.", {"retry-after": f"{wait:.0f}"}
             return _refused(429, "rate_limit_error", message, headers=hint)
-        packed = Packed(hit.body)
+        script = self.desk.next_script()
+        version = hit.headers.get("anthropic-version", "")
+        found = ((number, _wrong(request["params"], version)) for number, request in enumerate(requests))
         batch = Batch(
             id=f"msgbatch_{secrets.token_hex(12)}",
             account=account,
             endpoint="/v1/messages",
-            life=BatchLife(self._next_script(), len(requests), self.desk.clock(), 86400.0),
-            lines=lambda: _lines(packed),
-            facts={"version": hit.headers.get("anthropic-version", "")},
+            roll=await inline_roll(requests, _line, script.named, self.desk),
+            life=BatchLife(script, len(requests), self.desk.clock(), 86400.0),
+            facts={},
+            wrong={number: _refused(400, "invalid_request_error", wrong) for number, wrong in found if wrong},
         )
-        self._add(batch)
-        return taken(batch.script.on_create, Reply(body=self._object(batch, batch.life.created)))
+        return self._add(batch, self._object)
 
     def _results(self, batch: Batch) -> Reply:
         scripted = batch.reads.popleft() if batch.reads else None
         if not self._readable(batch):
             return taken(scripted, _refused(404, "not_found_error", f"Batch {batch.id} has no results yet."))
-        headers = {"content-type": "application/x-jsonl"}
-        return taken(scripted, Reply(headers=headers, body=batch.facts["results"].read()))
-
-    def _cancel(self, batch: Batch) -> Reply:
-        now = self.desk.clock()
-        if batch.life.stage(now).ended:
-            return _refused(400, "invalid_request_error", f"Batch {batch.id} has ended.")
-        batch.life = batch.life.cancel(now)
-        self.settle()
-        return Reply(body=self._object(batch))
+        reply = Reply(
+            headers={"content-type": "application/x-jsonl"}, body=joined(map(_told, self._outcomes(batch, _KINDS)))
+        )
+        return taken(scripted, reply) if scripted is not None else self.desk.mishaps.results(reply)
 
     def _delete(self, batch: Batch) -> Reply:
-        if not batch.settled:
+        if batch.ending is None:
             return _refused(400, "invalid_request_error", f"Batch {batch.id} has not ended. Cancel it first.")
         del self._batches[batch.id]
         return Reply(body={"id": batch.id, "type": "message_batch_deleted"})
-
-    def _finish(self, batch: Batch, stage: Stage, outcomes: Iterable[Outcome]) -> Mapping[str, int]:
-        results: list[bytes] = []
-        counts: Counter[str] = Counter()
-        for outcome in outcomes:
-            result = _result(outcome)
-            counts[result["type"]] += 1
-            told = {"custom_id": outcome.custom_id, "result": result}
-            results.append(json.dumps(told, separators=(",", ":")).encode() + b"\n")
-        batch.facts = {**batch.facts, "results": Packed(b"".join(results))}
-        return counts
-
-    def _reply_to(self, batch: Batch, index: int, line: Line) -> Reply:
-        """Return the line's answer. That its parameters are wrong is found out only now."""
-        wrong = _wrong(line.payload, batch.facts["version"])
-        if wrong is not None:
-            return Reply.anthropic_error(400, "invalid_request_error", wrong)
-        return super()._reply_to(batch, index, line)
 
     @staticmethod
     def _failure(script: BatchScript) -> Any:
         return Reply.anthropic_error(500, "api_error", script.message).body
 
     def _readable(self, batch: Batch) -> bool:
-        stage = batch.life.stage(self.desk.clock())
+        stage = self._stage(batch)
         seen_at = stage.reached[stage.status] + batch.script.results_after
-        return batch.settled and self.desk.clock() >= seen_at
+        return batch.ending is not None and self.desk.clock() >= seen_at
 
     def _object(self, batch: Batch, stage: Stage | None = None) -> dict[str, Any]:
-        stage = stage or batch.life.stage(self.desk.clock())
-        ended = batch.settled and stage.ended
+        stage = stage or self._stage(batch)
+        ended = batch.ending is not None and stage.ended
         counts = {"processing": 0 if ended else batch.life.total}
-        counts |= {kind: batch.counts.get(kind, 0) if ended else 0 for kind in _KINDS}
+        counts |= {name: batch.counts[kind] if ended else 0 for kind, name in _KINDS.items()}
         origin = batch.script.results_origin or self.desk.origin()
         status = "in_progress" if stage.status in ("validating", "finalizing") else stage.status
         return {
@@ -153,17 +132,17 @@ class AnthropicBatches(BatchEndpoint):
             "type": "message_batch",
             "processing_status": "ended" if ended else "canceling" if status == "cancelling" else status,
             "request_counts": counts if batch.script.counts else None,
-            "created_at": self._iso(batch.life.created_at),
-            "expires_at": self._iso(batch.life.expires_at),
-            "ended_at": self._iso(stage.reached[stage.status]) if ended else None,
-            "cancel_initiated_at": self._iso(stage.reached.get("cancelling")),
+            "created_at": self.desk.iso(batch.life.created_at),
+            "expires_at": self.desk.iso(batch.life.expires_at),
+            "ended_at": self.desk.iso(stage.reached[stage.status]) if ended else None,
+            "cancel_initiated_at": self.desk.iso(stage.reached.get("cancelling")),
             "archived_at": None,
             "results_url": f"{origin}/v1/messages/batches/{batch.id}/results" if ended else None,
         }
 
     def _page(self, hit: Hit, objects: list[dict[str, Any]]) -> Reply:
         names = [one["id"] for one in objects]
-        limit = self._page_size(hit, 1000)
+        limit = self._page_size(hit.query.get("limit", "20"), 1000)
         if limit is None:
             return _refused(400, "invalid_request_error", "limit: Input should be from 1 to 1000")
         after, before = hit.query.get("after_id"), hit.query.get("before_id")
@@ -180,15 +159,9 @@ class AnthropicBatches(BatchEndpoint):
         )
         return Reply(body={"data": page, "has_more": more, **ends})
 
-    def _iso(self, instant: float | None) -> str | None:
-        if instant is None:
-            return None
-        return datetime.fromtimestamp(self.desk.epoch + instant, UTC).isoformat().replace("+00:00", "Z")
 
-
-def _lines(packed: Packed) -> Iterator[Line]:
-    for request in json.loads(packed.read())["requests"]:
-        yield Line(request["custom_id"], request["params"])
+def _line(request: Mapping[str, Any]) -> Line:
+    return Line(request["custom_id"], request["params"])
 
 
 def _problem(requests: object, most: int) -> str | None:
@@ -225,17 +198,16 @@ def _wrong(params: Mapping[str, Any], version: str) -> str | None:
     return next((f"{name}: Extra inputs are not permitted" for name in banned if name in params), None)
 
 
-def _result(outcome: Outcome) -> dict[str, Any]:
-    if outcome.kind == "expired":
-        return {"type": "expired"}
-    if outcome.kind == "cancelled":
-        return {"type": "canceled"}
-    if outcome.status >= 400:
-        return {"type": "errored", "error": outcome.body}
-    body = outcome.body
-    if isinstance(body, Mapping) and isinstance(body.get("usage"), Mapping):
-        body = {**body, "usage": {**body["usage"], "service_tier": "batch"}}
-    return {"type": "succeeded", "message": body}
+def _told(outcome: Outcome) -> str:
+    """Return one line of results."""
+    return f'{{"custom_id":{quoted(outcome.custom_id)},"result":{_result(outcome)}}}\n'
+
+
+def _result(outcome: Outcome) -> str:
+    kind = _KINDS[outcome.kind]
+    if kind == "errored":
+        return f'{{"type":"errored","error":{outcome.body}}}'
+    return f'{{"type":"succeeded","message":{outcome.body}}}' if kind == "succeeded" else f'{{"type":"{kind}"}}'
 
 
 def _refused(status: int, kind: str, message: str, *, headers: Mapping[str, str] | None = None) -> Reply:

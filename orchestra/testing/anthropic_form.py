@@ -1,4 +1,4 @@
-"""The default answers of a `ScriptedProvider`, in Anthropic's form.
+"""The default answers of a `ScriptedProvider`, in Anthropic's form, and how it refuses.
 
 Source: platform.claude.com/docs, pages "Messages", "Streaming", "Rate limits" and "Errors".
 """
@@ -13,9 +13,23 @@ from typing import Any
 from orchestra.testing.limiter import Gauge
 from orchestra.testing.script import Reply, StreamScript, output_tokens
 
-__all__ = ["LIMIT_HEADER", "events", "limit_headers", "refusal", "unauthorized", "whole_answer"]
+__all__ = [
+    "LIMIT_HEADER",
+    "events",
+    "limit_headers",
+    "refusal",
+    "serves",
+    "unauthorized",
+    "unknown",
+    "whole_answer",
+]
 
 LIMIT_HEADER = "anthropic-ratelimit-{metric}-{field}"
+
+
+def serves(path: str, method: str = "POST") -> bool:
+    """Return whether there is such an endpoint of the models."""
+    return method == "POST" and path.endswith(("/messages", "/messages/count_tokens"))
 
 
 def whole_answer(path: str, payload: Mapping[str, Any], text: str, prompt: int) -> dict[str, Any]:
@@ -54,6 +68,11 @@ def refusal() -> Reply:
 def unauthorized() -> Reply:
     """Return what a key that is not taken is answered."""
     return Reply.anthropic_error(401, "authentication_error", "invalid x-api-key")
+
+
+def unknown(method: str, path: str) -> Reply:
+    """Return what a request is answered that there is no endpoint for."""
+    return Reply.anthropic_error(404, "not_found_error", f"Not found: {method} {path}")
 
 
 def limit_headers(gauges: Iterable[Gauge]) -> dict[str, str]:

@@ -76,6 +76,12 @@ class BatchScript:
                 f"answered must be a number of lines, or a share from 0.0 to 1.0, not {self.answered!r}"
             )
 
+    @property
+    def named(self) -> frozenset[str]:
+        """The custom ids that it says something of."""
+        every = (*self.replies, *self.missing, *self.doubled)
+        return frozenset(name for name in every if isinstance(name, str))
+
     def answered_of(self, total: int) -> int:
         """Return how many of so many lines are ever answered."""
         if self.answered is None:

@@ -1,4 +1,4 @@
-"""The default answers of a `ScriptedProvider`, in OpenAI's form."""
+"""The default answers of a `ScriptedProvider`, in OpenAI's form, and how it refuses."""
 
 from __future__ import annotations
 
@@ -6,17 +6,42 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from orchestra.testing import responses_form
+from orchestra.testing.content import Content
 from orchestra.testing.limiter import Gauge
 from orchestra.testing.script import Reply, StreamScript, output_tokens
 
-__all__ = ["LIMIT_HEADER", "events", "limit_headers", "refusal", "unauthorized", "whole_answer"]
+__all__ = [
+    "LIMIT_HEADER",
+    "events",
+    "invalid",
+    "limit_headers",
+    "object_of",
+    "page",
+    "refusal",
+    "serves",
+    "unauthorized",
+    "unknown",
+    "whole_answer",
+]
 
 LIMIT_HEADER = "x-ratelimit-{field}-{metric}"
+
+_ENDPOINTS = ("/completions", "/embeddings", "/responses")  # and /chat/completions
+
+
+def serves(path: str, method: str = "POST") -> bool:
+    """Return whether there is such an endpoint of the models."""
+    if method == "GET":
+        return path.endswith("/models") or path.rpartition("/")[0].endswith("/models")
+    return method == "POST" and path.endswith(_ENDPOINTS)
 
 
 def whole_answer(path: str, payload: Mapping[str, Any], text: str, prompt: int) -> dict[str, Any]:
     """Return the answer of the endpoint at ``path`` to a prompt of so many tokens."""
     model = payload.get("model", "scripted")
+    if path.endswith("/responses"):
+        return responses_form.whole_answer(payload, text, prompt)
     output = output_tokens(text)
     usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
     if path.endswith("/chat/completions"):
@@ -33,12 +58,15 @@ def whole_answer(path: str, payload: Mapping[str, Any], text: str, prompt: int) 
         usage = {"prompt_tokens": prompt, "total_tokens": prompt}
         return {"object": "list", "model": model, "data": data, "usage": usage}
     if path.endswith("/models"):
-        return {"object": "list", "data": [{"id": "scripted", "object": "model", "created": 0, "owned_by": "us"}]}
-    return {"object": "unknown"}
+        return {"object": "list", "data": [_model("scripted")]}
+    return _model(path.rpartition("/")[2])
 
 
 def events(path: str, payload: Mapping[str, Any], script: StreamScript, prompt: int) -> Iterator[bytes | None]:
     """Yield the events of a streamed answer; None where the connection is to be dropped."""
+    if path.endswith("/responses"):
+        yield from responses_form.events(payload, script, prompt)
+        return
     chat = path.endswith("/chat/completions")
     kind = "chat.completion.chunk" if chat else "text_completion"
     model = payload.get("model", "scripted")
@@ -79,6 +107,41 @@ def unauthorized() -> Reply:
     return Reply.error(401, "invalid_api_key", kind="invalid_request_error", message="Incorrect API key provided.")
 
 
+def unknown(method: str, path: str) -> Reply:
+    """Return what a request is answered that there is no endpoint for."""
+    return invalid(404, f"Invalid URL ({method} {path})")
+
+
+def invalid(status: int, message: str, *, param: str | None = None) -> Reply:
+    """Return how a wrong request is refused."""
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    return Reply(status, body={"error": error})
+
+
+def object_of(body: Content) -> dict[str, Any] | None:
+    """Return the JSON object that a body is, or None where it is none."""
+    try:
+        parsed = json.loads(body.read())
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def page(objects: list[dict[str, Any]], query: Mapping[str, str], most: int) -> Reply:
+    """Return the page of a list that is asked for."""
+    names = [one["id"] for one in objects]
+    after, told = query.get("after"), query.get("limit", "20")
+    if not (told.isdecimal() and 1 <= int(told) <= most):
+        return invalid(400, f"limit must be from 1 to {most}.", param="limit")
+    if after is not None and after not in names:
+        return invalid(400, f"There is no {after} to go on after.", param="after")
+    start, limit = (names.index(after) + 1 if after is not None else 0), int(told)
+    shown = objects[start : start + limit]
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    more = start + limit < len(objects)
+    return Reply(body={"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": more})
+
+
 def limit_headers(gauges: Iterable[Gauge]) -> dict[str, str]:
     """Return the headers that tell the state of every limit."""
     headers = {}
@@ -87,6 +150,10 @@ def limit_headers(gauges: Iterable[Gauge]) -> dict[str, str]:
         for field, value in told.items():
             headers[LIMIT_HEADER.format(field=field, metric=gauge.metric.replace("_", "-"))] = str(value)
     return headers
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "us"}
 
 
 def _envelope(kind: str, model: Any, **rest: Any) -> dict[str, Any]:

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 
-from orchestra.testing import anthropic_form, openai_form
+from orchestra.testing import forms
 from orchestra.testing.anthropic_batches import AnthropicBatches
+from orchestra.testing.background import Background
+from orchestra.testing.batch_faults import BatchFaults, Mishaps
 from orchestra.testing.batch_script import BatchLimits, BatchScript
 from orchestra.testing.batches import Desk, taken
 from orchestra.testing.bills import Bills
+from orchestra.testing.content import Content
+from orchestra.testing.control import Control
+from orchestra.testing.files import Files
+from orchestra.testing.gemini_batches import GeminiBatches
 from orchestra.testing.limiter import Limiter, Limits, Tenant
+from orchestra.testing.mistral_batches import MistralBatches
 from orchestra.testing.openai_batches import OpenAIBatches
+from orchestra.testing.reading import read_request
 from orchestra.testing.script import Hit, Reply, count_tokens, output_tokens
 from orchestra.testing.serving import ServingThread
-from orchestra.testing.writing import drop, large_request, write_stream, write_whole
+from orchestra.testing.together_batches import TogetherBatches
+from orchestra.testing.writing import drop, write_stream, write_whole
 
 __all__ = ["ScriptedProvider"]
 
-_LONG_BODY = 1 << 20
-
 
 class ScriptedProvider:
-    """A server of the OpenAI and Anthropic wires, for tests and benchmarks: real sockets, nothing to pay.
+    """A server of the OpenAI, Anthropic and Gemini wires, for tests and benchmarks: real sockets, nothing to pay.
 
     ::
 
@@ -56,7 +62,8 @@ class ScriptedProvider:
     - ``batch_script``: batches take these courses in turn, and ``batch_default`` when there are none left
       (`BatchScript`: how long it takes, how it ends, what becomes of its lines, how reading it fails).
     - ``batch_limits``: what may be queued and created (`BatchLimits`). ``file_delay``: the seconds after an upload
-      in which nobody finds the file.
+      in which nobody finds the file. ``batch_faults``: what goes wrong at random (`BatchFaults`).
+    - ``background_default``: the course of responses that are made in the background, as of a batch of one line.
     - ``accounts``: the keys that are taken, and whose account each opens. Files and batches belong to an account:
       to others they do not exist. None: any key will do, and all are of one account.
     - ``clock``: the seconds that limits and batches go by, in place of the real ones. Nothing runs in the
@@ -65,9 +72,15 @@ class ScriptedProvider:
     `kill` drops every connection, `restart` comes back on the same port; files and batches outlast both. ``log``
     holds every request as a `Hit`; ``in_flight`` and ``peak`` count those at once; ``billed`` is what was paid.
 
-    It serves ``/v1/chat/completions``, ``completions``, ``embeddings``, ``models``, ``files`` and ``batches`` in
-    OpenAI's form, ``/v1/messages``, ``/v1/messages/count_tokens`` and ``/v1/messages/batches`` in Anthropic's.
-    Limits hold for the models; files and batches count towards none of them.
+    It serves ``/v1/chat/completions``, ``completions``, ``embeddings``, ``responses``, ``models``, ``files`` and
+    ``batches`` in OpenAI's form; ``/v1/messages``, ``/v1/messages/count_tokens`` and ``/v1/messages/batches`` in
+    Anthropic's; ``/v1beta/models/*`` and ``/v1beta/batches`` in Gemini's; ``/v1/batch/jobs`` in Mistral's and
+    ``/together/v1/batches`` in Together's, whose files are below ``/mistral/v1`` and ``/together/v1``. Any other
+    path is answered 404. Limits hold for the models; files and batches count towards none of them.
+
+    Bodies of more than a megabyte are on disk while they are needed, and results are made when they are read: a
+    batch takes 36 bytes a line. ``keep_log=False`` forgets the requests as well. Another process on the machine
+    asks for the bills at ``/__orchestra/bills`` (`orchestra.testing.control`).
     """
 
     def __init__(
@@ -85,7 +98,10 @@ class ScriptedProvider:
         batch_script: Iterable[BatchScript] = (),
         batch_default: BatchScript | None = None,
         batch_limits: BatchLimits | None = None,
+        batch_faults: BatchFaults | None = None,
+        background_default: BatchScript | None = None,
         file_delay: float = 0.0,
+        keep_log: bool = True,
         accounts: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         host: str = "127.0.0.1",
@@ -110,16 +126,25 @@ class ScriptedProvider:
         self._server: web.Server | None = None
         self._listener: asyncio.Server | None = None
         self._thread: ServingThread | None = None
+        self._keep_log = keep_log
+        self._under_way: set[asyncio.Task[Reply]] = set()
+        self._control = Control(self)
         self._desk = Desk(
+            count=self._count,
             answer=self._usual,
+            serves=forms.serves,
             origin=lambda: self.origin,
             clock=clock,
             script=deque(batch_script),
             default=batch_default or BatchScript(),
             limits=batch_limits or BatchLimits(),
             file_delay=file_delay,
+            mishaps=Mishaps(batch_faults or BatchFaults()),
         )
-        self._batches = (OpenAIBatches(self._desk), AnthropicBatches(self._desk))
+        kinds = (OpenAIBatches, AnthropicBatches, MistralBatches, TogetherBatches, GeminiBatches)
+        self._batches = tuple(kind(self._desk) for kind in kinds)
+        self._background = Background(self._desk, background_default or BatchScript())
+        self._endpoints = (*self._batches, Files(self._desk), self._background)
 
     @property
     def origin(self) -> str:
@@ -155,6 +180,15 @@ class ScriptedProvider:
         self._desk.default = script
 
     @property
+    def background_default(self) -> BatchScript:
+        """The course of responses in the background. Assign to change it for those to come."""
+        return self._background.default
+
+    @background_default.setter
+    def background_default(self, script: BatchScript) -> None:
+        self._background.default = script
+
+    @property
     def batch_limits(self) -> BatchLimits:
         """What is allowed of batches. Assign to change it."""
         return self._desk.limits
@@ -164,19 +198,49 @@ class ScriptedProvider:
         self._desk.limits = limits
 
     @property
+    def batch_faults(self) -> BatchFaults:
+        """What goes wrong at random. Assign to change it; its dice start anew."""
+        return self._desk.mishaps.faults
+
+    @batch_faults.setter
+    def batch_faults(self, faults: BatchFaults) -> None:
+        seen, self._desk.mishaps = self._desk.mishaps.seen, Mishaps(faults)
+        self._desk.mishaps.seen = seen
+
+    @property
     def billed(self) -> Bills:
         """What has been answered and paid until now, the lines of ended batches included. To be read only."""
         with self._desk.lock:
-            for endpoint in self._batches:
+            for endpoint in self._endpoints:
                 endpoint.settle()
             return self._desk.bills
+
+    def counts(self) -> dict[str, Any]:
+        """Return how many files were uploaded, how many batches created, of how many lines, and how often each of
+        `BatchFaults` happened."""
+        return {
+            "files": self._desk.files.uploads,
+            "batches": sum(endpoint.created for endpoint in self._batches),
+            "lines": sum(endpoint.lines for endpoint in self._batches),
+            "faults": dict(self._desk.mishaps.seen),
+        }
+
+    def forget(self) -> None:
+        """Forget all files, batches, bills and requests."""
+        with self._desk.lock:
+            for endpoint in (*self._batches, self._background):
+                endpoint.clear()
+            self._desk.files.clear()
+            self._desk.bills = Bills()
+            self._desk.mishaps.seen.clear()
+            self.log.clear()
 
     async def start(self) -> None:
         """Listen. The first time picks a port, unless one was given; later times take the same again."""
         if not self.started_at:
             self.started_at = self._clock()
             self._limiter.start(self.started_at)
-        self._server = web.Server(self._handle, handler_cancellation=True, request_factory=large_request)
+        self._server = web.Server(self._handle, handler_cancellation=True)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._server, self._host, self._port, reuse_address=True)
         self._port = self._listener.sockets[0].getsockname()[1]
@@ -203,6 +267,7 @@ class ScriptedProvider:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        self._control.close()
         await self.kill()
 
     def __enter__(self) -> Self:
@@ -219,60 +284,41 @@ class ScriptedProvider:
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:
-            hit = await self._noted(request)
-            response = await self._answer(request, hit)
+            hit, body = await read_request(request, self._clock(), self.in_flight)
+            if self._control.serves(hit, request.remote):
+                return await write_whole(request, hit, self._control.answer(hit), self._clock)
+            if self._keep_log:
+                self.log.append(hit)
+            response = await self._answer(request, hit, body)
             hit.completed = True
-            if hit.size > _LONG_BODY:
-                hit.body = b""
             return response
         except ConnectionResetError:  # the client went away: nobody is to be told
             return web.Response()
         finally:
             self.in_flight -= 1
 
-    async def _noted(self, request: web.BaseRequest) -> Hit:
-        body = await request.read()
-        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
-        hit = Hit(
-            at=self._clock(),
-            method=request.method,
-            path=request.path,
-            headers={name.lower(): value for name, value in request.headers.items()},
-            body=body,
-            in_flight=self.in_flight,
-            query=dict(request.query),
-            connection=":".join(str(part) for part in peer or ()),
-        )
-        self.log.append(hit)
-        return hit
-
-    async def _answer(self, request: web.BaseRequest, hit: Hit) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, hit: Hit, body: Content) -> web.StreamResponse:
         account = self._account_of(hit)
         if account is None:
-            form = _form_of(hit.path)
-            return await write_whole(request, hit, form.unauthorized(), self._clock)
+            return await write_whole(request, hit, forms.form_of(hit.path).unauthorized(), self._clock)
         scripted = self._scripted(hit)
-        endpoint = next((one for one in self._batches if one.serves(hit.path)), None)
+        endpoint = next((one for one in self._endpoints if one.serves(hit.path)), None)
         if endpoint is None:
-            return await self._answer_model(request, hit, scripted)
+            return await self._answer_model(request, hit, body, account, scripted)
         if scripted is not None and scripted.own:
             reply = scripted
         else:
-            with self._desk.lock:
-                endpoint.settle()
-                reply = taken(scripted, endpoint.answer(hit, account))
-        await asyncio.sleep(reply.delay)
-        if reply.drop:
-            await drop(request)
-        return await write_whole(request, hit, reply, self._clock)
+            endpoint.settle()
+            reply = taken(scripted, await self._to_the_end(endpoint.answer(hit, body, account)))
+        return await self._write(request, hit, reply)
 
     async def _answer_model(
-        self, request: web.BaseRequest, hit: Hit, scripted: Reply | None
+        self, request: web.BaseRequest, hit: Hit, body: Content, account: str, scripted: Reply | None
     ) -> web.StreamResponse:
-        payload = _payload(hit.body)
-        form = _form_of(hit.path)
+        payload = forms.asked(hit.path, body)
+        form = forms.form_of(hit.path)
         self._change_limits(hit.at)
-        prompt, bound = count_tokens(payload, self.tokens_per_character), _most_output(payload)
+        prompt, bound = count_tokens(payload, self.tokens_per_character), forms.most_output(payload)
         metered = hit.method == "POST"
         wait = self._limiter.admit(prompt, bound, hit.in_flight) if metered else None
         headers: dict[str, str] = {}
@@ -285,15 +331,24 @@ class ScriptedProvider:
         hit.tokens = self._limiter.on_arrival(prompt, bound)["tokens"]
         reply = scripted or (self.script.popleft() if self.script else self.default)
         await asyncio.sleep(self.service_time + reply.delay)
-        reply = replace(reply, headers={**headers, **reply.headers})
+        reply = replace(reply, headers={**headers, **reply.headers}, delay=0.0)
         if reply.drop:
             await drop(request)
-        streams = reply.body is None and reply.status == 200 and payload.get("stream") is True
+        if reply.body is None and not form.serves(hit.path, hit.method):
+            refusal = form.unknown(hit.method, hit.path)
+            reply = replace(reply, status=max(reply.status, refusal.status), body=refusal.body)
+        usual = reply.body is None and reply.status == 200
+        later = usual and payload.get("background") is True and hit.path.endswith("/responses")
+        streams = usual and not later and forms.streamed(hit.path, payload)
         text = "".join(reply.stream.chunks) if streams else self._text_for(payload)
         if metered and reply.body is None:
             hit.tokens = self._limiter.settle(prompt, bound, output_tokens(text))["tokens"]
+        if later:
+            answer = form.whole_answer(hit.path, payload, text, prompt)
+            started = self._background.start(payload, answer, account)
+            return await self._write(request, hit, replace(started, headers={**started.headers, **reply.headers}))
         if metered and reply.status < 400 and not hit.path.endswith("/count_tokens"):
-            self._desk.bills.add_sync(payload)
+            self._desk.bills.add_call(payload)
         if streams:
             events = form.events(hit.path, payload, reply.stream, prompt)
             return await write_stream(request, hit, reply, events, self._clock)
@@ -301,10 +356,26 @@ class ScriptedProvider:
             reply = replace(reply, body=form.whole_answer(hit.path, payload, text, prompt))
         return await write_whole(request, hit, reply, self._clock)
 
-    def _usual(self, path: str, payload: Mapping[str, Any]) -> Any:
-        """Return the answer of an endpoint where no script has another."""
-        prompt = count_tokens(payload, self.tokens_per_character)
-        return _form_of(path).whole_answer(path, payload, self._text_for(payload), prompt)
+    async def _write(self, request: web.BaseRequest, hit: Hit, reply: Reply) -> web.StreamResponse:
+        await asyncio.sleep(reply.delay)
+        if reply.drop:
+            await drop(request)
+        return await write_whole(request, hit, reply, self._clock)
+
+    async def _to_the_end(self, answering: Coroutine[Any, Any, Reply]) -> Reply:
+        """Do what was asked, though who asked may go away meanwhile: it has arrived."""
+        task = asyncio.get_running_loop().create_task(answering)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    def _count(self, payload: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the tokens of a prompt, and of its answer where no script has another."""
+        return count_tokens(payload, self.tokens_per_character), output_tokens(self._text_for(payload))
+
+    def _usual(self, path: str, payload: Mapping[str, Any], prompt: int) -> str:
+        """Return the answer of a line of a batch where no script has another."""
+        return forms.encoded_answer(path, payload, self._text_for(payload), prompt)
 
     def _text_for(self, payload: Mapping[str, Any]) -> str:
         return self.text if isinstance(self.text, str) else self.text(payload)
@@ -313,8 +384,9 @@ class ScriptedProvider:
         """Return whose request it is, or None where its key is not taken."""
         if self.accounts is None:
             return "everybody"
-        bearer = hit.headers.get("authorization", "").removeprefix("Bearer ")
-        return self.accounts.get(bearer or hit.headers.get("x-api-key") or hit.headers.get("api-key", ""))
+        told = (hit.headers.get(name) for name in ("authorization", "x-api-key", "api-key", "x-goog-api-key"))
+        key = next((key for key in told if key), hit.query.get("key", ""))
+        return self.accounts.get(key.removeprefix("Bearer "))
 
     def _scripted(self, hit: Hit) -> Reply | None:
         for route, replies in self.routes.items():
@@ -325,22 +397,3 @@ class ScriptedProvider:
     def _change_limits(self, now: float) -> None:
         while self._changes and self._changes[0][0] <= now - self.started_at:
             self.limits = self._changes.popleft()[1]
-
-
-def _form_of(path: str) -> ModuleType:
-    return anthropic_form if "/messages" in path else openai_form
-
-
-def _payload(body: bytes) -> dict[str, Any]:
-    try:
-        parsed = json.loads(body)
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
-
-
-def _most_output(payload: Mapping[str, Any]) -> int:
-    bounds = (payload.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
-    bound = next((bound for bound in bounds if isinstance(bound, int)), 0)
-    answers = payload.get("n")
-    return bound * (answers if isinstance(answers, int) else 1)

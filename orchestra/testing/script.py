@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Hit", "Reply", "StreamScript", "count_tokens", "output_tokens"]
+from orchestra.testing.encoding import spaced
+
+__all__ = ["Hit", "Reply", "StreamScript", "count_tokens", "output_tokens", "prompt_of"]
+
+
+_PROMPTS = ("messages", "prompt", "input", "contents")
+_SYSTEMS = ("system", "instructions", "systemInstruction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Reply:
 
     ``body`` is sent as it is (bytes, str) or as JSON; None is the endpoint's default answer, with usage, or, where
     the request streams, ``stream``. ``drop`` closes the connection without an answer, ``cut_after`` after so many
-    bytes of a body that was announced whole.
+    bytes of a body that was announced whole, and before its last.
     """
 
     status: int = 200
@@ -90,8 +96,7 @@ class Hit:
 
     ``status`` is what it was answered with, at ``answered_at``. ``completed`` turns True when the whole answer has
     been written; it stays False for a client that went away. ``tokens`` is what a limit counts for it in the end.
-    ``body`` is forgotten after the answer where it is longer than a megabyte; ``size`` and ``body_hash`` (SHA-256)
-    stay.
+    ``body`` is not kept where it is longer than a megabyte; its ``size`` and ``body_hash`` (SHA-256) are.
     """
 
     at: float
@@ -118,11 +123,18 @@ class Hit:
         return json.loads(self.body)
 
 
+def prompt_of(payload: Mapping[str, Any]) -> Any:
+    """Return what a request asks, as its wire has it: messages, contents, an input or a prompt."""
+    for name in _PROMPTS:
+        if name in payload:
+            return payload[name]
+    return ""
+
+
 def count_tokens(payload: Mapping[str, Any], tokens_per_character: float = 0.25) -> int:
     """Return the tokens that a request's prompt counts for: by the characters of its JSON, and one."""
-    prompt = payload.get("messages", payload.get("prompt", payload.get("input", "")))
-    system = payload.get("system", "")
-    characters = len(json.dumps(prompt)) + (len(json.dumps(system)) if system else 0)
+    system = next((payload[name] for name in _SYSTEMS if payload.get(name)), "")
+    characters = len(spaced(prompt_of(payload))) + (len(spaced(system)) if system else 0)
     return int(characters * tokens_per_character) + 1
 
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from itertools import chain
 
 from aiohttp import web
 
 from orchestra.testing.script import Hit, Reply
 
-__all__ = ["drop", "large_request", "write_stream", "write_whole"]
-
-_LARGEST_BODY = 1 << 30
-
-
-def large_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    """Return a request of up to a gigabyte: files of batches are larger than what aiohttp takes by itself."""
-    loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_LARGEST_BODY)
+__all__ = ["drop", "write_stream", "write_whole"]
 
 
 async def write_whole(
@@ -27,6 +21,8 @@ async def write_whole(
 ) -> web.StreamResponse:
     """Write an answer with a body. It is noted as answered before the first byte leaves."""
     body = reply.body
+    if isinstance(body, Iterator):
+        return await _write_pieces(request, hit, reply, body, clock)
     if isinstance(body, str | bytes):
         data, kind = body if isinstance(body, bytes) else body.encode(), "text/html; charset=utf-8"
     else:
@@ -40,9 +36,32 @@ async def write_whole(
         return whole
     cut = web.StreamResponse(status=reply.status, headers={**headers, "content-length": str(len(data))})
     await cut.prepare(request)
-    await cut.write(data[: reply.cut_after])
+    await cut.write(data[: min(reply.cut_after, len(data) - 1)])
     await drop(request)
     return cut
+
+
+async def _write_pieces(
+    request: web.BaseRequest, hit: Hit, reply: Reply, pieces: Iterator[bytes], clock: Callable[[], float]
+) -> web.StreamResponse:
+    """Write a body that is made as it is written. What is not longer than a piece is announced with its length."""
+    first = next(pieces, b"")
+    following = next(pieces, None)
+    if following is None:
+        return await write_whole(request, hit, replace(reply, body=first), clock)
+    hit.status, hit.answered_at = reply.status, clock()
+    response = web.StreamResponse(status=reply.status, headers=reply.headers)
+    await response.prepare(request)
+    left = math.inf if reply.cut_after is None else reply.cut_after
+    for piece in chain((first, following), pieces):
+        if len(piece) >= left:
+            await response.write(piece[: int(left)])
+            await drop(request)
+        left -= len(piece)
+        await response.write(piece)
+        await asyncio.sleep(0)  # others are to be served meanwhile
+    await response.write_eof()
+    return response
 
 
 async def write_stream(

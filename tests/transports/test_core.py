@@ -121,7 +121,9 @@ async def test_a_body_that_is_no_json_object_is_still_a_call(body: bytes):
         (errors.AllRoutesFailed("none"), 503, "orchestra_no_route_answered"),
         (errors.LocalEngineError("no memory"), 503, "orchestra_local_engine"),
         (errors.ConfigError("no key"), 500, "orchestra_config"),
-        (errors.JobError("other"), 500, "orchestra_error"),
+        (errors.JobLocked("elsewhere"), 409, "orchestra_job_locked"),
+        (errors.JobError("no ledger"), 503, "orchestra_job"),
+        (errors.OrchestraError("other"), 500, "orchestra_error"),
     ],
 )
 async def test_our_errors_are_answers_in_the_providers_form(error: Exception, status: int, code: str):

@@ -98,7 +98,8 @@ async def test_hundreds_at_once_need_no_pool_timeout(wire: HttpWire):
     async with ScriptedProvider(service_time=0.1) as provider:
 
         async def one() -> int:
-            response = await wire.send("GET", provider.base_url, (), b"", connect_timeout=30, read_timeout=30)
+            url = f"{provider.base_url}/models"
+            response = await wire.send("GET", url, (), b"", connect_timeout=30, read_timeout=30)
             await whole(response)
             return response.status
 
