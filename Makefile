@@ -9,7 +9,7 @@ MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-sdks lint format soak bench-mixed bench-admission bench-overhead bench-hedging model setup setup-dev clean
+.PHONY: help demo test test-sdks lint format soak bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-million model setup setup-dev clean
 
 help:  ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -48,6 +48,12 @@ bench-overhead: setup-dev  ## CPU time a call: OpenAI's SDK over ours and over i
 
 bench-hedging: setup-dev  ## What sending late calls twice does to the slowest answers, in virtual time.
 	@$(BIN)/python benchmarks/hedging.py $(ARGS)
+
+bench-intake: setup-dev  ## What a file of a million lines costs: its check, and its way into the ledger.
+	@$(BIN)/python benchmarks/intake.py $(ARGS)
+
+bench-million: setup-dev  ## A million lines through `orchestra run` over batches, from the check to the results.
+	@$(BIN)/python benchmarks/million_lines.py $(ARGS)
 
 clean:  ## Remove what was made here, the virtual environment included. The model's cache stays.
 	rm -rf .venv build dist demo-output benchmark-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

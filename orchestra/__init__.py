@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     __version__: str
     from orchestra import errors
     from orchestra.chat_stream import ChatStream
-    from orchestra.client import Orchestra, anthropic_middleware, http_client, sync_http_client
+    from orchestra.client import Orchestra
     from orchestra.config import Config, load_config
     from orchestra.errors import (
         AdmissionError,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from orchestra.jobs import Job
     from orchestra.observe.events import Event
     from orchestra.openai_types import ChatCompletion, ChatCompletionChunk
+    from orchestra.process_wide import anthropic_middleware, http_client, sync_http_client
     from orchestra.tagging import bulk, interactive
 
 __all__ = [
@@ -85,12 +86,12 @@ _HOMES = {
     "Event": "observe.events",
     "Job": "jobs",
     "Orchestra": "client",
-    "anthropic_middleware": "client",
+    "anthropic_middleware": "process_wide",
     "bulk": "tagging",
-    "http_client": "client",
+    "http_client": "process_wide",
     "interactive": "tagging",
     "load_config": "config",
-    "sync_http_client": "client",
+    "sync_http_client": "process_wide",
 }
 """Where each name lives. What is not told here lives in `errors`."""
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -15,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from pydantic import ValidationError
 
 from orchestra.budget import Budget
-from orchestra.call import Call, Outcome, read_json
-from orchestra.chat_stream import StreamBlock, error_message
+from orchestra.call import Call, Outcome
+from orchestra.chat_stream import StreamBlock
+from orchestra.clock import wall
 from orchestra.config import LOCAL, Config, load_config, parse_config
 from orchestra.dispatch import Dispatcher
-from orchestra.errors import ConnectionFailed, InputError, ProviderError, UnknownModelError
+from orchestra.errors import ConnectionFailed, InputError, UnknownModelError
 from orchestra.local_route import LocalRoute
 from orchestra.openai_types import ChatCompletion
+from orchestra.own_calls import chat_payload, embeddings_payload, originate, provider_error, read_vectors
 from orchestra.policies.traffic import TrafficClass
-from orchestra.providers.hints import retry_after
-from orchestra.tagging import Tag, current_tag
+from orchestra.tagging import current_tag
 from orchestra.transports import make_client, make_sync_client, make_sync_transport, make_transport
 from orchestra.transports.blocking import BlockingCore
 from orchestra.transports.core import TransportCore
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     import httpx
     import httpx2
 
-    from orchestra.jobs import Job, JobManager, Requests
+    from orchestra.batches import BatchDesk
+    from orchestra.jobs import Job, JobManager, Parking, Requests, Result
     from orchestra.localengine import LocalEngine
     from orchestra.observe.beacon import Beacon
     from orchestra.observe.events import EventBus
 
-__all__ = ["DEFAULTS", "Orchestra", "anthropic_middleware", "http_client", "sync_http_client"]
+__all__ = ["DEFAULTS", "Orchestra"]
 
 DEFAULTS = parse_config(
     {"providers": {"openai": {"kind": "openai"}}, "local": {"smollm2": {"weights": "smollm2-135m"}}},
@@ -50,8 +51,9 @@ DEFAULTS = parse_config(
 hosts are metered, with the caller's own key and without a limit of ours."""
 
 CHAT = "/v1/chat/completions"
-QUEUE_BOUND = 600.0
-"""Seconds that an interactive call waits for its turn at most: the read timeout that SDKs have by default."""
+EMBEDDINGS = "/v1/embeddings"
+AHEAD, AHEAD_IN_BATCHES = 1_000, 50_000
+"""How many requests `Orchestra.map` asks for beyond the results that were taken."""
 
 
 class Orchestra:
@@ -183,16 +185,30 @@ class Orchestra:
         params.setdefault("stream_options", {"include_usage": True})
         return StreamBlock(lambda: self._answer(model, messages, {**params, "stream": True}))
 
+    async def embed(self, model: str, texts: Sequence[str], **params: Any) -> list[list[float]]:
+        """Return the embedding of each text, in their order.
+
+        ``params`` are the other fields of OpenAI's embeddings request (``dimensions``, ...). Raises as `chat`.
+        """
+        outcome = await self._send(originate(EMBEDDINGS, embeddings_payload(model, texts, params)))
+        body = await outcome.read()
+        if outcome.status >= 400:
+            raise provider_error(outcome, body)
+        return read_vectors(outcome, body, len(texts))
+
     async def _answer(self, model: str, messages: Sequence[Any], params: Mapping[str, Any]) -> Outcome:
         """Return an answer that is none of an error."""
-        outcome = await self._send(_originate(CHAT, chat_payload(model, messages, params)))
+        outcome = await self._send(originate(CHAT, chat_payload(model, messages, params)))
         if outcome.status >= 400:
-            raise _provider_error(outcome, await outcome.read())
+            raise provider_error(outcome, await outcome.read())
         return outcome
 
     async def _send(self, call: Call) -> Outcome:
-        """The one way out for every call, whoever makes it."""
+        """The one way out for every call, whoever makes it: at once, or in a batch where it has time."""
         self._show()
+        has_time = call.traffic is TrafficClass.BULK and call.expires_at is not None
+        if has_time and (routes := self._parking.routes(call)):
+            return await self._parking.send(call, routes)
         return await self._dispatcher.send(call)
 
     # durable bulk jobs
@@ -202,7 +218,40 @@ class Orchestra:
         """The bulk jobs of this and earlier days: ``jobs.list()``, ``jobs.get(name)``."""
         from orchestra.jobs import JobManager  # on use: a program without jobs needs no database
 
-        return JobManager(self.config.bulk.store, self._send, check=self._check_line)
+        return JobManager(
+            self.config.bulk.store,
+            self._dispatch,
+            check=self._check_line,
+            desk=self._desk(),
+            price=self._dispatcher.price,
+            dollars_per_hour={
+                f"{LOCAL}/{name}": local.dollars_per_hour
+                for name, local in self.config.local.items()
+                if local.dollars_per_hour is not None
+            },
+        )
+
+    @cached_property
+    def _parking(self) -> Parking:
+        from orchestra.jobs import Parking  # on use: as above
+
+        return Parking(
+            store=lambda: self.jobs.store,
+            loop=self._loop.session,
+            desk=self._desk(),
+            send=self._dispatch,
+            price=self._dispatcher.price,
+        )
+
+    def _desk(self) -> BatchDesk:
+        from orchestra.batches import BatchDesk  # on use: as above
+
+        return BatchDesk(budget=self._budget, wire=self._wire, routing=self._dispatcher.targets)
+
+    async def _dispatch(self, call: Call) -> Outcome:
+        """Send a call at once."""
+        self._show()
+        return await self._dispatcher.send(call)
 
     async def submit(
         self,
@@ -211,19 +260,61 @@ class Orchestra:
         model: str | None = None,
         job: str | None = None,
         deadline: float | str | None = None,
+        retry_failed: bool = False,
     ) -> Job:
         """Take in a bulk job and run it, or go on with it: a job of the same name and requests is joined.
 
         ``requests`` are dicts (``{"messages": ...}``, ``{"prompt": ...}``, or OpenAI batch lines), from any
         iterable or asynchronous iterable, or the path of a file of such lines. ``model`` replaces their own.
-        Inside `orchestra.bulk` the block's job and deadline hold where none is given. See `JobManager.submit`.
+        Inside `orchestra.bulk` the block's job and deadline hold where none is given. ``retry_failed`` asks lines
+        again that have failed. See `JobManager.submit`.
         """
         tag = current_tag()
         if tag is not None:
             job = job or tag.job
             if deadline is None and tag.deadline is not None:
-                deadline = max(tag.deadline - time.time(), 0.001)
-        return await self.jobs.submit(requests, model=model, job=job, deadline=deadline)
+                deadline = max(tag.deadline - wall(), 0.001)
+        return await self.jobs.submit(requests, model=model, job=job, deadline=deadline, retry_failed=retry_failed)
+
+    async def map(
+        self,
+        model: str,
+        requests: Requests,
+        *,
+        job: str | None = None,
+        deadline: float | str | None = None,
+    ) -> AsyncGenerator[Result, None]:
+        """Answer requests as they come, and yield their results in the order of the requests::
+
+            async for result in orc.map("fast", requests, job="tag-tickets"):
+                print(result.custom_id, result.body if result.ok else result.error)
+
+        It is `submit` for who wants the results at once: requests are asked for only a thousand ahead of the
+        results that were taken (with a deadline fifty thousand, to fill batches), however many there are. One that
+        cannot be used is a failed result, and the same ``job`` again goes on where it stood. Left early, the job
+        stops, and can be gone on with. A file of lines is named by its path: as by `submit`, it is checked whole
+        first. Raises as `submit` does, and JobError where the job cannot go on.
+        """
+        has_time = deadline is not None or ((tag := current_tag()) is not None and tag.deadline is not None)
+        ahead = asyncio.Semaphore(AHEAD_IN_BATCHES if has_time else AHEAD)
+
+        async def asked(these: Iterable[object] | AsyncIterable[object]) -> AsyncIterator[object]:
+            async for request in each(these):
+                await ahead.acquire()
+                yield request
+
+        from orchestra.jobs.sources import JsonlFile, each  # on use: as above
+
+        if not isinstance(requests, str | os.PathLike | JsonlFile):
+            requests = asked(requests)
+        running = await self.submit(requests, model=model, job=job, deadline=deadline)
+        try:
+            async with aclosing(running.in_order()) as results:
+                async for result in results:
+                    yield result
+                    ahead.release()
+        finally:
+            await running.cancel()
 
     def _check_line(self, path: str, body: Mapping[str, Any]) -> None:
         """Refuse a line that no route could serve."""
@@ -269,7 +360,7 @@ class Orchestra:
         return await route.engine()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is going on, as plain values: pools, routes' breakers, local engines, running jobs.
+        """Return what is going on, as plain values: pools, routes' breakers, engines, running jobs, open batches.
 
         It may be called from any thread, and waits for no event loop. ``orchestra status`` shows it in words.
         """
@@ -278,6 +369,7 @@ class Orchestra:
             "routes": self._dispatcher.snapshot(),
             "local": {name: route.snapshot() for name, route in self._local.items()},
             "jobs": self.jobs.snapshot() if "jobs" in self.__dict__ else {},
+            "batches": self.jobs.open_batches() if "jobs" in self.__dict__ else [],
         }
 
     def _show(self) -> None:
@@ -327,6 +419,8 @@ class Orchestra:
                 stack.push_async_callback(route.aclose)
             if "jobs" in self.__dict__:
                 stack.push_async_callback(self.jobs.aclose)
+            if "_parking" in self.__dict__:
+                stack.push_async_callback(self._parking.aclose)
 
     async def __aenter__(self) -> Self:
         self._show()
@@ -351,93 +445,3 @@ class Orchestra:
 def _refuse_in_loop(what: str, instead: str) -> None:
     if asyncio._get_running_loop() is not None:
         raise RuntimeError(f"{what} is for programs without an event loop; here, use: {instead}")
-
-
-def chat_payload(model: str, messages: Sequence[Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a chat request. Raises InputError where its model or its messages cannot be meant."""
-    if not isinstance(model, str) or not model:
-        raise InputError(f"model must be a name, not {model!r}", param="model")
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise InputError('messages must be a list, like [{"role": "user", "content": "Hello"}]', param="messages")
-    if not messages:
-        raise InputError("messages must hold at least one message", param="messages")
-    plain = [_plain_message(message, index) for index, message in enumerate(messages)]
-    return {"model": model, "messages": plain, **params}
-
-
-def _plain_message(message: Any, index: int) -> Mapping[str, Any]:
-    if hasattr(message, "model_dump"):  # a message that an answer brought, ours or an SDK's
-        message = message.model_dump(exclude_none=True)
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InputError(f"messages[{index}] must be a dict with role and content", param=f"messages[{index}]")
-    return message
-
-
-def _originate(path: str, payload: Mapping[str, Any]) -> Call:
-    """Return the call, in the class and with the bounds of the block that we are in."""
-    tag = current_tag() or Tag(TrafficClass.INTERACTIVE)
-    expires_at = tag.expires_at(time.monotonic(), time.time())
-    waits_unbounded = tag.traffic is TrafficClass.BULK or expires_at is not None
-    try:
-        return Call.originate(
-            path,
-            payload,
-            traffic=tag.traffic,
-            job=tag.job,
-            expires_at=expires_at,
-            queue_bound=None if waits_unbounded else QUEUE_BOUND,
-        )
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the request cannot be written as JSON: {error}") from None
-
-
-def _provider_error(outcome: Outcome, body: bytes) -> ProviderError:
-    try:
-        answer = read_json(body)
-    except ValueError:
-        answer = None
-    error = answer.get("error") if isinstance(answer, dict) else None
-    fields = error if isinstance(error, dict) else {}
-    code = fields.get("code") or fields.get("type")
-    return ProviderError(
-        f"{outcome.route} answered {outcome.status}: {error_message(body)}",
-        status=outcome.status,
-        code=None if code is None else str(code),
-        retry_after=retry_after(outcome.headers, fields, time.time()),
-        body=body,
-    )
-
-
-_default: Orchestra | None = None
-_default_lock = threading.Lock()
-
-
-@overload
-def http_client(family: Literal["httpx2"] = "httpx2") -> httpx2.AsyncClient: ...
-@overload
-def http_client(family: Literal["httpx"]) -> httpx.AsyncClient: ...
-def http_client(family: Literal["httpx2", "httpx"] = "httpx2") -> httpx2.AsyncClient | httpx.AsyncClient:
-    """Return a client of the `Orchestra` that the whole process shares, which has the default settings."""
-    return _shared().http_client(family)
-
-
-@overload
-def sync_http_client(family: Literal["httpx2"] = "httpx2") -> httpx2.Client: ...
-@overload
-def sync_http_client(family: Literal["httpx"]) -> httpx.Client: ...
-def sync_http_client(family: Literal["httpx2", "httpx"] = "httpx2") -> httpx2.Client | httpx.Client:
-    """Return a synchronous client of the `Orchestra` that the whole process shares."""
-    return _shared().sync_http_client(family)
-
-
-def anthropic_middleware() -> Any:
-    """Return the middleware of the `Orchestra` that the whole process shares: see its method of that name."""
-    return _shared().anthropic_middleware()
-
-
-def _shared() -> Orchestra:
-    global _default
-    with _default_lock:
-        if _default is None:
-            _default = Orchestra()
-    return _default

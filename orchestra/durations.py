@@ -1,4 +1,4 @@
-"""Durations as people write them: ``90``, ``"90s"``, ``"15m"``, ``"6h"``, ``"1d12h"``, ``"250ms"``."""
+"""Durations as people write them: ``90``, ``"90s"``, ``"15m"``, ``"24 hours"``, ``"1d12h"``, ``"250ms"``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import re
 
 __all__ = ["format_duration", "parse_duration"]
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {
+    0.001: ("ms", "millisecond", "milliseconds"),
+    1.0: ("s", "sec", "secs", "second", "seconds"),
+    60.0: ("m", "min", "mins", "minute", "minutes"),
+    3600.0: ("h", "hr", "hrs", "hour", "hours"),
+    86400.0: ("d", "day", "days"),
+}
+_UNITS = {name: seconds for seconds, names in _SECONDS.items() for name in names}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)", re.ASCII)
 
 
 def parse_duration(value: float | str) -> float:
@@ -32,10 +39,15 @@ def _seconds(value: float | str) -> float:
         return float(text)
     except ValueError:
         pass
-    parts = _PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"not a duration: {value!r}; write it like 90s, 15m, 6h or 1d12h")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    total, at = 0.0, 0
+    while part := _PART.match(text, at):
+        number, unit = part.groups()
+        if unit not in _UNITS:
+            break
+        total, at = total + float(number) * _UNITS[unit], part.end()
+    if not at or at < len(text):
+        raise ValueError(f"not a duration: {value!r}; write it like 90s, 15m, 6h, 1d12h or 24 hours")
+    return total
 
 
 def format_duration(seconds: float) -> str:

@@ -11,12 +11,12 @@ What is closest to the call counts: the body's field, else the header, else the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from orchestra.clock import wall
 from orchestra.durations import parse_duration
 from orchestra.errors import InputError
 from orchestra.policies.traffic import TrafficClass
@@ -72,7 +72,7 @@ def bulk(*, deadline: float | str | None = None, job: str | None = None) -> Iter
 
     ``job`` names the work they belong to; jobs share what bulk gets fairly.
     """
-    instant = None if deadline is None else time.time() + parse_duration(deadline)
+    instant = None if deadline is None else wall() + parse_duration(deadline)
     tag = Tag(TrafficClass.BULK, job=job, deadline=instant)
     with _tagged(tag):
         yield tag
@@ -110,7 +110,7 @@ def parse_tag(header: str) -> Tag:
                 case "timeout":
                     timeout = parse_duration(value)
                 case "deadline":
-                    deadline = time.time() + parse_duration(value)
+                    deadline = wall() + parse_duration(value)
                 case _:
                     raise ValueError("it is none of job=, timeout=, deadline=")
         except ValueError as error:

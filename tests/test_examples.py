@@ -57,3 +57,9 @@ def test_chat_and_nightly_job(tmp_path: Path) -> None:
     assert f"chat: {PARIS}\n" in out
     assert "job:  4 of 4 lines" in out
     assert re.search(r"^note: \S", out, re.M)
+
+
+def test_half_price(tmp_path: Path) -> None:
+    out = run("half_price.py", cwd=tmp_path)
+    assert "It broke in a week. Hello, world." in out
+    assert out.count("paid: Bill(sync=0, batch=3, background=0)") == 2, "the second time costs nothing"

@@ -21,6 +21,7 @@ FLOORS = {
     "tagging": 1,
     "kinds": 1,
     "config": 1,
+    "clock": 1,
     "call": 1,
     "openai_types": 1,
     "testing": 1,
@@ -31,9 +32,12 @@ FLOORS = {
     "local_route": 2,
     "dispatch": 3,
     "transports": 4,
+    "batches": 4,
     "jobs": 4,
     "chat_stream": 4,
+    "own_calls": 4,
     "client": 5,
+    "process_wide": 5,
     "cli": 6,
     "__main__": 7,
 }
@@ -44,7 +48,7 @@ ALLOWED = {
     "kernels": ({"kernels"}, {"torch", "triton"}),
     "localengine": (
         {"localengine", "policies", "kernels"},
-        {"torch", "numpy", "gguf", "safetensors", "tokenizers", "jinja2", "anyio"},
+        {"torch", "numpy", "gguf", "safetensors", "tokenizers", "jinja2", "anyio", "llguidance"},
     ),
 }
 

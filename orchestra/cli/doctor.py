@@ -19,8 +19,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from orchestra.budget import limits_for, price_for
-from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
+from orchestra.cli.price_gaps import price_gaps
+from orchestra.cli.settings import DEFAULT_CONFIG, cannot_be_made, find_settings
 from orchestra.config import Config
 from orchestra.errors import ConfigError
 
@@ -197,12 +197,16 @@ def check_models(config: Config, *, deep: bool) -> Iterator[Finding]:
     for weights in dict.fromkeys(section.weights for section in config.local.values()):
         name = f"model {weights}"
         if weights not in registry.KNOWN:
-            if Path(weights).expanduser().is_file():
-                yield Finding(name, "ok", "a file of yours")
+            path = Path(weights).expanduser()
+            if path.is_file() or (path / "config.json").is_file():
+                yield Finding(name, "ok", "a model of yours")
             else:
                 known = ", ".join(sorted(registry.KNOWN))
                 yield Finding(
-                    name, "fail", "no such file, nor a known model", f"name a .gguf file, or one of: {known}"
+                    name,
+                    "fail",
+                    "no such file, nor a known model",
+                    f"name a .gguf file, a model's folder, or one of: {known}",
                 )
             continue
         pull = f"orchestra model pull {weights}"
@@ -232,13 +236,8 @@ def check_prices(config: Config) -> Iterator[Finding]:
     """Name the routes that nothing can be sent to: dollars are limited there, and no price is known."""
     for entry in config.models.values():
         for route in entry.routes:
-            name, _, model = route.partition("/")
-            if (provider := config.providers.get(name)) is None:
-                continue
-            group = limits_for(provider.limits, model)
-            if group is not None and group.usd_per_day is not None and price_for(provider.prices, model) is None:
-                detail = f"usd_per_day is set for {route}, and no price: nothing will be sent there"
-                yield Finding("prices", "fail", detail, f"add [[providers.{name}.prices]] for {model!r}")
+            for gap in price_gaps(config, route):
+                yield Finding("prices", "fail", gap.detail, gap.remedy)
 
 
 def check_store(store: Path, name: str = "job store", setting: str = "[bulk] store") -> Finding:
@@ -256,9 +255,6 @@ def check_store(store: Path, name: str = "job store", setting: str = "[bulk] sto
                 return Finding(name, "ok", f"{store}: in use just now")
             return Finding(name, "fail", f"{store}: {error}", f"move the file away, or name another in {setting}")
         return Finding(name, "ok", str(store))
-    folder = next(parent for parent in store.absolute().parents if os.path.exists(parent))
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        return Finding(
-            name, "fail", f"{store} cannot be made: {folder} is not writable", f"name another in {setting}"
-        )
+    if (reason := cannot_be_made(store)) is not None:
+        return Finding(name, "fail", f"{store} cannot be made: {reason}", f"name another in {setting}")
     return Finding(name, "ok", f"{store} (made when it is first needed)")

@@ -35,7 +35,10 @@ Interactive calls go first; bulk takes all that they leave. Start here:
 - `orchestra doctor`:
   says whether everything is in place, and what to do where it is not
 - `orchestra run requests.jsonl --out answers.jsonl --model fast`:
-  answers a file of requests; stopped or killed, the same command goes on
+  answers a file of requests; stopped or killed, the same command goes on; with `--deadline 24h` what has time
+  rides in the provider's batches, mostly at half the price; `--dry-run` tells beforehand what goes where
+- `orchestra jobs list`:
+  jobs of this and earlier days; also show, cancel, resume, results
 - `orchestra status`:
   says what running programs do: limits, how much is used, who waits, for what and how long
 

@@ -8,14 +8,16 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestra.cli.following import Following, over, watched
+from orchestra.cli.forecast_notes import batch_notes, cap_notes, endpoint_notes, unpriced_notes
+from orchestra.cli.job_words import AN_HOUR, instant
 from orchestra.durations import parse_duration
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 STDIN = "-"
-TICK = 0.1
-T = TypeVar("T")
 
 
 def run(
@@ -45,14 +45,32 @@ def run(
     model: Annotated[str | None, typer.Option("--model", help="Ask this model, whatever the lines say.")] = None,
     deadline: Annotated[
         str | None,
-        typer.Option("--deadline", metavar="6h", help="Lines that are not answered by then fail as expired."),
+        typer.Option(
+            "--deadline",
+            metavar="24h",
+            help="When the answers are wanted: 90m, 24h, '2 days'; a plain number is in seconds. Work that has "
+            "time rides in the provider's batches, for less. Lines that are not answered by then fail as expired.",
+        ),
     ] = None,
     job: Annotated[
         str | None,
         typer.Option("--job", metavar="NAME", help="The job's name. Default: made from the input and the model."),
     ] = None,
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed",
+            help="Ask lines again that have failed in an earlier run. A deadline that has passed since gives way "
+            "to this run's.",
+        ),
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the input, say what it would ask for, and send nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check the input, say where its lines would go, at what cost and how long it would take; send "
+            "nothing.",
+        ),
     ] = False,
 ) -> None:
     """Answer a file of requests as bulk work, which leaves interactive calls their share.
@@ -60,11 +78,15 @@ def run(
     A line is {"messages": ...}, {"prompt": ...}, or an OpenAI batch line with custom_id, url and body. The file is
     checked whole before anything is sent. Answers are OpenAI batch output lines.
 
-    The job is durable: interrupted or killed, the same command goes on with it, and no answered line is asked
-    again.
+    Without a deadline every line is sent at once. With one, as many as have time for it ride in batches where the
+    model's routes have them, mostly at half the price; what is not back is sent at once in time for the deadline.
+
+    The job is durable: interrupted or killed, the same command goes on with it. No answered line is asked again,
+    and one that failed only with --retry-failed. Batches that are open then go on at the provider, and are taken
+    up. `orchestra jobs` shows, cancels and resumes jobs.
 
     Exit code 0: all lines answered; 1: some failed, each with its reason in OUT.jsonl, or the job stopped;
-    2: bad usage, settings or input, and nothing was sent; 130: interrupted.
+    2: bad usage, settings or input, and nothing was sent (of a --dry-run: nothing would be); 130: interrupted.
     """
     from orchestra.cli.run_display import RunDisplay
     from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
@@ -79,7 +101,7 @@ def run(
     display = RunDisplay()
     if config is None:
         display.say(f"settings: {origin}")
-    command = _Run(settings, display, out, model=model, deadline=seconds, name=job)
+    command = _Run(settings, display, out, model=model, deadline=seconds, name=job, retry_failed=retry_failed)
     try:
         # read here, and not in a thread: an interrupt ends a read of a pipe that nobody writes to
         with _open(source) as file:
@@ -91,9 +113,17 @@ def run(
 
 
 def _open(source: str) -> JsonlFile:
+    from orchestra.errors import InputError
     from orchestra.jobs import JsonlFile
 
-    return JsonlFile.spool(sys.stdin.buffer) if source == STDIN else JsonlFile.open(source)
+    if source == STDIN:
+        return JsonlFile.spool(sys.stdin.buffer)
+    try:
+        return JsonlFile.open(source)
+    except InputError as error:
+        if os.path.lexists(source):
+            raise
+        raise InputError(f"{error}, or pipe the lines in with -") from None
 
 
 def _seconds(deadline: str | None) -> float | None:
@@ -128,15 +158,15 @@ class _Run:
         model: str | None,
         deadline: float | None,
         name: str | None,
+        retry_failed: bool,
     ) -> None:
         self._settings = settings
         self._display = display
-        self._out = out
+        self._following = Following(display, out)
         self._model = model
         self._deadline = deadline
         self._name = name
-        self._job: Job | None = None
-        self._told = ""
+        self._retry_failed = retry_failed
 
     async def survey(self, file: JsonlFile) -> int:
         from orchestra.client import Orchestra
@@ -146,12 +176,31 @@ class _Run:
                 survey = await orc.jobs.survey(file, model=self._model)
                 self._check_weights(survey)
                 name = await self._named(file)
-                if self._recorded(orc, name) is not None:
-                    self._display.say(
-                        f"job {name}: exists already; the run goes on with it if its lines are these"
+                until = None if self._deadline is None else time.time() + self._deadline
+                if (record := self._recorded(orc, name)) is not None:
+                    left = await orc.jobs.survey_left(
+                        record, file, model=self._model, retry_failed=self._retry_failed
                     )
-            self._display.survey(file.name, survey, {model: self._routes(model) for model in survey.models})
-        return 0
+                    progress = orc.jobs.get(name).progress()
+                    passed = record.deadline is not None and record.deadline <= time.time()
+                    if not (self._retry_failed and passed):
+                        until = record.deadline
+                    if left is not None and not left.lines and progress.ended:
+                        failures = await asyncio.to_thread(orc.jobs.store.failures, record.id)
+                        self._display.say(f"job {name}: {over(progress, failures)}")
+                        self._display.say("nothing was sent")
+                        return 0
+                    self._display.say(f"job {name}: {_goes_on(progress, left, until)}")
+                    survey = survey if left is None else left
+                forecast = await asyncio.to_thread(orc.jobs.forecast, survey, until=until)
+            routes = {model: self._routes(model) for model in survey.models}
+            every = [route for ways in routes.values() for route in ways]
+            unpriced, stuck = unpriced_notes(self._settings, routes)
+            notes = [*endpoint_notes(survey, self._model), *unpriced, *cap_notes(self._settings, forecast)]
+            if until is not None:
+                notes += batch_notes(self._settings, every)
+            self._display.forecast(file.name, survey, forecast, routes, notes)
+        return 2 if stuck else 0
 
     async def run(self, file: JsonlFile) -> int:
         from orchestra.client import Orchestra
@@ -159,14 +208,12 @@ class _Run:
         async with Orchestra(self._settings) as orc:
             with _nothing_sent():
                 await self._start_engines(orc, file)
-                self._job = job = await self._submit(orc, file)
-            return await self._finish(orc, job)
+                job = await self._submit(orc, file)
+            return await self._following.follow(orc, job)
 
     def farewell(self) -> str:
         """Return what to say to someone who interrupted the run."""
-        if self._job is None:
-            return "interrupted before anything was sent"
-        return f"interrupted ({self._told}); the same command goes on with job {self._job.name!r}"
+        return self._following.farewell()
 
     def _routes(self, model: str) -> tuple[str, ...]:
         entry = self._settings.models.get(model)
@@ -191,7 +238,8 @@ class _Run:
             return
         name = await self._named(file)
         record = self._recorded(orc, name)
-        if record is not None and (record.state == "ended" or is_locked(orc.jobs.store.path, name)):
+        is_over = record is not None and record.state == "ended" and not self._retry_failed
+        if is_over or (record is not None and is_locked(orc.jobs.store.path, name)):
             return
         survey = await orc.jobs.survey(file, model=self._model)
         self._check_weights(survey)
@@ -232,35 +280,11 @@ class _Run:
 
     async def _submit(self, orc: Orchestra, file: JsonlFile) -> Job:
         name = await self._named(file)
-        submitting = orc.jobs.submit(file, model=self._model, job=name, deadline=self._deadline)
+        submitting = orc.jobs.submit(
+            file, model=self._model, job=name, deadline=self._deadline, retry_failed=self._retry_failed
+        )
         with self._display.checking(file.size) as show:
-            return await _watched(submitting, lambda: show(file.read_bytes))
-
-    def _look(self, job: Job) -> Progress:
-        progress = job.progress()
-        self._told = str(progress)
-        return progress
-
-    async def _finish(self, orc: Orchestra, job: Job) -> int:
-        from orchestra.errors import JobError
-        from orchestra.jobs import write_output
-
-        began = time.monotonic()
-        progress = self._look(job)
-        if progress.ended:
-            self._display.say(f"job {job.name}: answered already; nothing is asked again")
-        elif progress.done + progress.failed:
-            self._display.say(f"job {job.name}: going on after {progress}")
-        try:
-            with self._display.running(job.name) as show:
-                progress = await _watched(job.wait(), lambda: show(_with_outage(self._look(job), orc)))
-        except JobError as error:
-            self._display.say(f"orchestra: {error}".replace("submit it again", "run the same command again"))
-            return 1
-        await asyncio.to_thread(write_output, orc.jobs.store, job.record, self._out)
-        failures = await asyncio.to_thread(orc.jobs.store.failures, job.record.id)
-        self._display.summary(progress, failures, seconds=time.monotonic() - began, out=self._out)
-        return 1 if progress.failed else 0
+            return await watched(submitting, lambda: show(file.read_bytes))
 
 
 @contextmanager
@@ -282,29 +306,16 @@ def _leaving_at_once(farewell: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-async def _watched(work: Coroutine[Any, Any, T], look: Callable[[], None]) -> T:
-    """Return what ``work`` does, and ``look`` at it while it goes on."""
-    task = asyncio.create_task(work)
-    try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=TICK)
-            look()
-        return await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def _with_outage(progress: Progress, orc: Orchestra) -> Progress:
-    """Say that no route answers, while the job's calls still try: the job itself hears of it when they give up."""
-    routes = orc.snapshot()["routes"]
-    if progress.waiting is not None or not routes or any(_answers(route) for route in routes.values()):
-        return progress
-    return replace(progress, waiting=f"no answer from {', '.join(routes)} so far; it is tried again and again")
-
-
-def _answers(route: Mapping[str, Any]) -> bool:
-    return route["state"] == "closed" and route["paused_for"] is None
+def _goes_on(progress: Progress, left: Survey | None, until: float | None) -> str:
+    """Say what of a job that exists a run would still ask, and until when it would have time."""
+    if until is None:
+        held = "it has no deadline"
+    else:
+        held = f"its deadline holds, {instant(until, exact=until - time.time() < AN_HOUR)}"
+    if left is None:
+        return f"exists already; the run goes on with it if its lines are these; {held}"
+    riding = f", beside {progress.riding:,} that ride in batches already" if progress.riding else ""
+    return f"exists already; {left.lines:,} of its {progress.total:,} lines are to be asked{riding}; {held}"
 
 
 def _job_name(file: JsonlFile, model: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What ``orchestra run`` shows: a bar on a terminal, now and then a line elsewhere."""
+"""What ``orchestra run`` shows: a bar and what is below it on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
+from orchestra.cli.job_words import batch_lines, cost_lines, expected_end, forecast_lines, outlet_lines, retriable
+from orchestra.clock import wall
 from orchestra.durations import format_duration
 
 if TYPE_CHECKING:
     from rich.progress import Task
 
+    from orchestra.config import Config
+    from orchestra.jobs import Forecast, Survey
     from orchestra.jobs import Progress as JobProgress
-    from orchestra.jobs import Survey
 
 __all__ = ["RunDisplay"]
 
@@ -33,6 +36,17 @@ class _State(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(str(task.fields["state"]))
+
+
+class _Board(Progress):
+    """A bar, and lines of text below it."""
+
+    below: Sequence[str] = ()
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        for line in self.below:
+            yield Text(f"  {line}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class RunDisplay:
@@ -58,12 +72,17 @@ class RunDisplay:
             yield self._lines(name)
             return
         with self._bar(name, None) as (bar, task):
-            yield lambda job: bar.update(task, completed=job.done + job.failed, total=job.total, state=_told(job))
+
+            def show(job: JobProgress) -> None:
+                bar.below = below_bar(job, wall())
+                bar.update(task, completed=job.done + job.failed, total=job.total, state=_told(job))
+
+            yield show
 
     @contextmanager
-    def _bar(self, title: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
+    def _bar(self, title: str, total: int | None) -> Iterator[tuple[_Board, TaskID]]:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(24), _State())
-        bar = Progress(*columns, console=self._messages, transient=True, disable=not self._messages.is_terminal)
+        bar = _Board(*columns, console=self._messages, transient=True, disable=not self._messages.is_terminal)
         with bar:
             yield bar, bar.add_task(title, total=total, state="")
 
@@ -76,11 +95,14 @@ class RunDisplay:
             began, waiting = job.waiting is not None and not waiting, job.waiting is not None
             if began or time.monotonic() >= due:
                 due = time.monotonic() + LINE_EVERY
-                self.say(f"{name}: {_told(job)}")
+                end = expected_end(job, wall())
+                self.say(f"{name}: {_told(job)}" + (f"; {end}" if end is not None else ""))
 
         return show
 
-    def summary(self, job: JobProgress, failures: Sequence[tuple[str, int]], *, seconds: float, out: Path) -> None:
+    def summary(
+        self, job: JobProgress, failures: Sequence[tuple[str, int]], config: Config, *, seconds: float, out: Path
+    ) -> None:
         """Say how a job ended."""
         self._results.print(
             f"{job.done:,} of {job.total:,} lines answered, {job.failed:,} failed; "
@@ -88,27 +110,38 @@ class RunDisplay:
         )
         if failures:
             told = ", ".join(f"{code} ({count:,})" for code, count in failures[:REASONS_SHOWN])
+            again = "; --retry-failed asks them again" if retriable(failures) else ""
             more = f" and {len(failures) - REASONS_SHOWN} other reasons" if len(failures) > REASONS_SHOWN else ""
-            self._results.print(f"failed for: {told}{more}; each line has its reason")
+            self._results.print(f"failed for: {told}{more}; each line has its reason{again}")
+        for line in outlet_lines(job):
+            self._results.print(f"  {line}")
+        for line in cost_lines(job, config):
+            self._results.print(line)
         self._results.print(f"results: {out}")
 
-    def survey(self, name: str, survey: Survey, routes: Mapping[str, Sequence[str]]) -> None:
-        """Say what a file would ask for."""
-        self._results.print(
-            f"{name}: {survey.lines:,} lines, about {survey.input_tokens:,} tokens in, "
-            f"at most {survey.output_tokens:,} out"
-            + (f" and {survey.unbounded:,} lines that set no bound" if survey.unbounded else "")
-        )
-        for model, count in survey.models.most_common():
-            self._results.print(f"  {model}: {count:,} lines, by {', then '.join(routes[model])}")
-        if survey.faulty:
-            self._results.print(f"  lines that cannot be used and would fail: {survey.faulty:,}")
-        local = [route for model in survey.models for route in routes[model] if route.startswith("local/")]
-        if local:
-            names = ", ".join(dict.fromkeys(local))
-            self._results.print(f"  the lengths of prompts for {names} are checked when the run starts its engine")
+    def forecast(
+        self,
+        name: str,
+        survey: Survey,
+        forecast: Forecast,
+        routes: Mapping[str, Sequence[str]],
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Say what a file would ask for, where that would go and what it would cost."""
+        for line in forecast_lines(name, survey, forecast, routes):
+            self._results.print(line)
+        for note in notes:
+            self._results.print(note)
         self._results.print("nothing was sent")
 
 
 def _told(job: JobProgress) -> str:
     return f"{job}; waiting: {job.waiting}" if job.waiting else str(job)
+
+
+def below_bar(job: JobProgress, now: float) -> list[str]:
+    """Return what stands below the bar: where lines went, which batches are open, and when it ends."""
+    end = expected_end(job, now)
+    several = len(job.outlets) > 1 or job.batches or job.usd_per_million
+    told = [*outlet_lines(job)] if several else []
+    return [*told, *batch_lines(job.batches, now), *([] if end is None else [end])]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestra.config import Config
 
-__all__ = ["find_settings"]
+__all__ = ["cannot_be_made", "find_settings"]
 
 DEFAULT_CONFIG = Path("orchestra.toml")
 
@@ -27,3 +29,23 @@ def find_settings(path: Path | None) -> tuple[Config, str]:
         return DEFAULTS, f"no orchestra.toml here: embedded defaults, with the model {models} in this process"
     file = path or DEFAULT_CONFIG
     return load_config(file), str(file)
+
+
+def cannot_be_made(path: Path) -> str | None:
+    """Return why a file that is missing could not be made at ``path``, with its folders; None where it could."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        return "one of its folders is a file"
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    folder = next(parent for parent in path.absolute().parents if os.path.exists(parent))
+    if not folder.is_dir():
+        return f"{folder} is a file"
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # rights do not tell of all that refuses a file
+    except OSError as error:
+        return f"{folder} is not writable ({error.strerror})"
+    return None

@@ -5,10 +5,11 @@ Names come from programs, and programs have some from their own users: what coul
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
+from orchestra.cli.job_words import AN_HOUR, STAGES, held_by, instant, outlet_lines, stalled
 from orchestra.durations import format_duration
 
 __all__ = ["Line", "describe"]
@@ -17,6 +18,7 @@ Line = tuple[str, str]
 """A line, and its style in rich's words."""
 
 MOST_POOLS = 20
+MOST_BATCHES = 5
 _LONGEST_NAME = 80
 _PLAIN, _TITLE, _HEADING, _QUIET, _NOTE, _ALARM = "", "bold", "bold", "dim", "yellow", "red"
 _CLASSES = ("interactive", "bulk")
@@ -75,7 +77,10 @@ def _process(process: Mapping[str, Any], width: int) -> Iterator[Line]:
         yield f"  ... and {len(pools) - len(shown)} accounts more: --json tells of all", _QUIET
     yield from _section("routes", [_route(name, state) for name, state in snapshot.get("routes", {}).items()])
     yield from _section("engines", [_engine(name, told) for name, told in snapshot.get("local", {}).items()])
-    yield from _section("jobs", [_job(name, told) for name, told in snapshot.get("jobs", {}).items()])
+    yield from _section(
+        "jobs", [row for name, told in snapshot.get("jobs", {}).items() for row in _job(name, told, pools)]
+    )
+    yield from _batches(snapshot.get("batches", []))
 
 
 def _section(title: str, rows: Sequence[tuple[str, str, str]]) -> Iterator[Line]:
@@ -233,13 +238,48 @@ def _engine(name: str, told: Mapping[str, Any]) -> tuple[str, str, str]:
     return f"local/{_clean(name)}", _clean("; ".join(parts), longest=200), _PLAIN
 
 
-def _job(name: str, told: Mapping[str, Any]) -> tuple[str, str, str]:
+def _job(name: str, told: Mapping[str, Any], pools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     from orchestra.jobs import Progress
 
-    progress = Progress(**{one.name: told[one.name] for one in fields(Progress) if one.name in told})
+    progress = stalled(Progress.from_plain(told), held_by(pools, name))
     if progress.waiting:
-        return _clean(name), f"{progress}; waiting: {_clean(progress.waiting, longest=300)}", _NOTE
-    return _clean(name), str(progress), _PLAIN
+        yield _clean(name), f"{progress}; waiting: {_clean(progress.waiting, longest=300)}", _NOTE
+    else:
+        yield _clean(name), str(progress), _PLAIN
+    if len(progress.outlets) > 1 or progress.batches:
+        for line in outlet_lines(progress):
+            yield "", _clean(line, longest=200), _QUIET
+
+
+def _batches(batches: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Say which batches are open, by account."""
+    if not batches:
+        return
+    yield "", _PLAIN
+    yield "  open batches", _HEADING
+    accounts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for batch in batches:
+        accounts.setdefault((str(batch["provider"]), str(batch["account"])), []).append(batch)
+    for (provider, key), ours in accounts.items():
+        riding = sum(batch["riding"] for batch in ours)
+        count = "1 batch" if len(ours) == 1 else f"{len(ours)} batches"
+        yield f"    {_clean(provider)}  key {_clean(key)}: {count}, {riding:,} lines on their way", _PLAIN
+        for batch in ours[:MOST_BATCHES]:
+            yield f"      {_batch(batch)}", _QUIET
+        if len(ours) > MOST_BATCHES:
+            yield f"      ... and {len(ours) - MOST_BATCHES} more: --json tells of all", _QUIET
+
+
+def _batch(batch: Mapping[str, Any]) -> str:
+    stage = STAGES.get(str(batch["state"]), str(batch["state"]))
+    if batch["state"] == "submitted" and batch.get("status"):
+        stage = f"{stage} ({batch['status']})"
+    text = f"{batch['route']}: {batch['riding']:,} of {batch['lines']:,} lines, {stage}"
+    text += f", {format_duration(batch['age'])} old, job {batch['job']}"
+    if batch.get("deadline") is not None:
+        soon = batch["deadline"] - time.time() < AN_HOUR
+        text += f", wanted by {instant(batch['deadline'], exact=soon)}"
+    return _clean(text, longest=300)
 
 
 # Words and numbers

@@ -3,24 +3,33 @@
 ::
 
     sources  ->  lines  ->  intake  ->  store  <->  runner  ->  dispatch
-                                          |
-                                     job, output
+                                        |   |
+                              job, output   diversion: dealer, carrier  ->  batches
+                                            |
+                                            parking, awaited, leftovers: calls that a program awaits
 """
 
 from __future__ import annotations
 
+from orchestra.jobs.cancelling import Cancellation, CancelledBatch, was_cancelled
+from orchestra.jobs.forecast import Forecast, Way
 from orchestra.jobs.job import Job
 from orchestra.jobs.lines import LineCheck
 from orchestra.jobs.lock import is_locked
 from orchestra.jobs.manager import JobManager, Requests, checked_name
 from orchestra.jobs.output import check_output, output_lines, write_output
-from orchestra.jobs.progress import Progress
-from orchestra.jobs.record import JobRecord, LineError, Result
+from orchestra.jobs.parking import Parking
+from orchestra.jobs.progress import OpenBatch, Progress, format_usd
+from orchestra.jobs.record import BatchRecord, JobRecord, LineError, OutletTally, Result
 from orchestra.jobs.sources import JsonlFile
 from orchestra.jobs.store import JobStore
 from orchestra.jobs.survey import Survey
 
 __all__ = [
+    "BatchRecord",
+    "Cancellation",
+    "CancelledBatch",
+    "Forecast",
     "Job",
     "JobManager",
     "JobRecord",
@@ -28,13 +37,19 @@ __all__ = [
     "JsonlFile",
     "LineCheck",
     "LineError",
+    "OpenBatch",
+    "OutletTally",
+    "Parking",
     "Progress",
     "Requests",
     "Result",
     "Survey",
+    "Way",
     "check_output",
     "checked_name",
+    "format_usd",
     "is_locked",
     "output_lines",
+    "was_cancelled",
     "write_output",
 ]

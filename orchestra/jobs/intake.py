@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from orchestra.errors import JobError, OrchestraError
-from orchestra.jobs.lines import Fault, faults_error
 from orchestra.jobs.record import JobRecord
 from orchestra.jobs.sources import Chunk
 from orchestra.jobs.store import JobStore
@@ -13,24 +12,27 @@ from orchestra.jobs.threads import in_thread
 
 __all__ = ["Intake"]
 
-FAULTS_TOLD = 10
-
 
 class Intake:
-    """Takes in ``chunks``, the whole input of a job, from its first line.
+    """Takes in ``chunks``, the input of a job from the line after number ``after`` to its end.
 
     Lines that the ledger has must be the same again; those after them are added, unless the job is complete. So an
     interrupted intake goes on where it was, and a job cannot be mistaken for another.
     """
 
-    def __init__(self, store: JobStore, job: JobRecord, chunks: AsyncGenerator[Chunk, None]) -> None:
+    def __init__(
+        self, store: JobStore, job: JobRecord, chunks: AsyncGenerator[Chunk, None], *, after: int = 0
+    ) -> None:
         self._store = store
         self._job = job
         self._chunks = chunks
         self._known = store.last_number(job.id)
-        self._at = 0
-        self._faults: list[Fault] = []
-        self._fault_count = 0
+        self._at = after
+
+    @property
+    def at(self) -> int:
+        """The number of the last line that was taken in, or compared."""
+        return self._at
 
     @property
     def comparing(self) -> bool:
@@ -51,17 +53,6 @@ class Intake:
         await in_thread(self._take, chunk or [], end=chunk is None)
         return chunk is not None
 
-    async def take_all(self) -> int:
-        """Take in all chunks, and return the number of the last line."""
-        while await self.step():
-            pass
-        return self._at
-
-    def refuse_faults(self, source: str) -> None:
-        """Raise InputError where lines that were added were faulty."""
-        if self._fault_count:
-            raise faults_error(source, self._faults, self._fault_count)
-
     async def aclose(self) -> None:
         await self._chunks.aclose()
 
@@ -74,8 +65,7 @@ class Intake:
         if new and self._job.state != "loading":
             self._refuse(new[0].number)
         if new:
-            twice = self._store.add(self._job.id, new)
-            self._note_faults([entry for entry in new if isinstance(entry, Fault)] + twice)
+            self._store.add(self._job.id, new)
         if chunk:
             self._at = chunk[-1].number
         if end:
@@ -87,8 +77,3 @@ class Intake:
                 f"job {self._job.name!r} exists already with other requests or another model: line {number} is "
                 "not the same; give this work another name (--job), or use the input that the job began with"
             )
-
-    def _note_faults(self, faults: list[Fault]) -> None:
-        self._fault_count += len(faults)
-        room = FAULTS_TOLD - len(self._faults)
-        self._faults += sorted(faults, key=lambda fault: fault.number)[:room]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
+from orchestra.clock import wall
 from orchestra.errors import JobError
-from orchestra.jobs.progress import Progress, RateMeter
-from orchestra.jobs.record import JobRecord, Result
+from orchestra.jobs.progress import MachineCost, OpenBatch, Progress, RateMeter
+from orchestra.jobs.record import BatchRecord, JobRecord, Result, Tally
 from orchestra.jobs.store import JobStore
 
 __all__ = ["Job"]
@@ -22,6 +23,22 @@ class _Page(Protocol):
     def __call__(self, job: int, after: int, *, max_lines: int, max_bytes: int) -> list[Result]: ...
 
 
+class Watch(Protocol):
+    """What a run knows of itself that the ledger does not."""
+
+    def waiting(self) -> str | None:
+        """Return why nothing but a try is sent just now; None where all goes well."""
+        ...
+
+    def rate(self) -> float | None:
+        """Return how many lines a second are answered lately of those that go by themselves."""
+        ...
+
+    def looks(self) -> Mapping[int, float]:
+        """Return when each batch is looked at next (unix time), by its id, as far as that is known."""
+        ...
+
+
 class Job:
     """A job in the ledger: its progress and its results, and its end if this process runs it.
 
@@ -31,11 +48,15 @@ class Job:
     for, so a slow reader costs no memory.
     """
 
-    def __init__(self, store: JobStore, record: JobRecord) -> None:
+    def __init__(
+        self, store: JobStore, record: JobRecord, *, dollars_per_hour: Mapping[str, float] | None = None
+    ) -> None:
         self._store = store
         self._record = record
+        self._dollars_per_hour = dollars_per_hour or {}
         self._meter: RateMeter | None = None
-        self._waiting: Callable[[], str | None] = _not_waiting
+        self._machines: MachineCost | None = None
+        self._watch: Watch | None = None
         self._task: asyncio.Task[None] | None = None
         self._tick = asyncio.Event()
         self._over = asyncio.Event()
@@ -55,12 +76,21 @@ class Job:
         return self._record
 
     def __repr__(self) -> str:
-        return f"<Job {self.name!r}: {self.progress()}>"
+        try:
+            return f"<Job {self.name!r}: {self.progress()}>"
+        except JobError:  # its store was closed
+            return f"<Job {self.name!r}>"
 
     def progress(self) -> Progress:
         """Return where the job stands, by the ledger."""
-        tally = self._store.tally(self._record.id)
-        rate = self._meter.rate(time.monotonic()) if self._meter is not None else None
+        id, now = self._record.id, time.monotonic()
+        ledger, watch = self._store.batches, self._watch
+        # in this order: of a batch that ends meanwhile lines are told twice rather than not at all
+        batches, tally, outlets = ledger.unfinished(id), self._store.tally(id), self._store.outlets(id)
+        rate = self._meter.rate(now) if self._meter is not None else None
+        looks = watch.looks() if watch is not None else {}
+        usual = {outlet: ledger.p90(outlet) for outlet in {record.outlet for record in batches}}
+        open_batches = tuple(_open_batch(record, usual[record.outlet], looks.get(record.id)) for record in batches)
         return Progress(
             total=tally.total,
             done=tally.done,
@@ -69,9 +99,29 @@ class Job:
             output_tokens=tally.output_tokens,
             whole=tally.whole,
             rate=rate,
-            seconds_left=tally.pending / rate if rate else None,
-            waiting=self._waiting(),
+            seconds_left=self._seconds_left(tally, open_batches, rate),
+            waiting=watch.waiting() if watch is not None else None,
+            deadline=self._record.deadline,
+            usd=tally.usd,
+            unpriced=tally.unpriced,
+            outlets=tuple(outlets),
+            batches=open_batches,
+            left_batches=ledger.released(id),
+            usd_per_million=self._machines.look(now, outlets) if self._machines is not None else {},
         )
+
+    def _seconds_left(self, tally: Tally, batches: tuple[OpenBatch, ...], rate: float | None) -> float | None:
+        """Return how long it takes still: what goes by itself, and the last batch. None where nobody knows."""
+        now = wall()
+        if not batches:
+            return tally.pending / rate if rate else None
+        ends = [batch.expected for batch in batches if batch.riding]
+        alone = max(0, tally.pending - sum(batch.riding for batch in batches))
+        alone_rate = self._watch.rate() if self._watch is not None else None
+        if any(end is None or end <= now for end in ends) or (alone and not alone_rate):
+            return None
+        left = [end - now for end in ends if end is not None]
+        return max([*left, alone / alone_rate if alone_rate else 0.0])
 
     async def __aiter__(self) -> AsyncIterator[Result]:
         after = 0
@@ -80,6 +130,25 @@ class Job:
             tick, over = self._tick, self._over.is_set() or self._task is None
             async for result in self._pages(self._store.completed, after, lambda result: result.ended):
                 after = result.ended
+                yield result
+            if over:
+                if self._error is not None:
+                    raise self._error
+                return
+            await tick.wait()
+
+    async def in_order(self) -> AsyncGenerator[Result, None]:
+        """Yield each line's result in input order, as soon as it and all before it have ended.
+
+        Raises the JobError that says why where the job stops before its end.
+        """
+        at = 0
+        while True:
+            tick, over = self._tick, self._over.is_set() or self._task is None
+            async for result in self._pages(self._store.results, at, lambda result: result.number):
+                if result.number != at + 1 and not over:
+                    break  # one before it has not ended yet
+                at = result.number
                 yield result
             if over:
                 if self._error is not None:
@@ -122,22 +191,25 @@ class Job:
         run: Coroutine[Any, Any, None],
         *,
         finished: Callable[[], None],
-        waiting: Callable[[], str | None],
+        watch: Watch,
     ) -> None:
         """Run the job in a task of its own, and call ``finished`` when that is over, however it ended.
 
-        ``waiting`` is asked why it stands still, as long as it runs.
+        ``watch`` is asked how it goes, as long as it runs.
         """
 
         def over(task: asyncio.Task[None]) -> None:
-            self._waiting = _not_waiting
+            self._watch = None
             self._error = self._told(task)
             finished()
             self._over.set()
             self._wake()
 
         self._meter = RateMeter(time.monotonic())
-        self._waiting = waiting
+        if self._dollars_per_hour:
+            outlets = self._store.outlets(self._record.id)
+            self._machines = MachineCost(self._dollars_per_hour, time.monotonic(), outlets)
+        self._watch = watch
         self._error = None
         self._task = asyncio.create_task(run, name=f"orchestra job {self.name}")
         self._task.add_done_callback(over)
@@ -164,5 +236,19 @@ class Job:
         return error
 
 
-def _not_waiting() -> None:
-    return None
+def _open_batch(record: BatchRecord, usual: float | None, next_look: float | None) -> OpenBatch:
+    """Return what progress tells of a batch. ``usual`` is how long such batches take."""
+    return OpenBatch(
+        id=record.id,
+        route=record.route,
+        provider=record.provider,
+        account=record.account,
+        state=record.state,
+        status=record.status,
+        batch_id=record.batch_id,
+        lines=record.lines,
+        riding=record.riding,
+        opened=record.opened,
+        expected=None if usual is None else (record.submitted_at or wall()) + usual,
+        next_look=next_look,
+    )

@@ -9,8 +9,8 @@ and the plain line, which is the body alone and is called ``line-<n>`` unless it
 
     {"messages": [...]}          {"prompt": "..."}          {"custom_id": "a", "model": "fast", "messages": [...]}
 
-Checking a line is the hot path of a large file, so it is a handful of dictionary look-ups around one decode and
-one encode.
+A large file is checked whole before anything is sent, so `LineParser.check` is a handful of dictionary look-ups
+around one decode. What costs more to know of a line, its body and its digest, is found when it is taken in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from math import isinf
+from typing import Any, NamedTuple, NoReturn
+
+from pydantic_core import to_json
 
 from orchestra.errors import InputError
 
@@ -33,6 +36,7 @@ __all__ = [
     "LineParser",
     "encode_json",
     "faults_error",
+    "named_twice",
 ]
 
 ENDPOINTS: Mapping[str, str] = {
@@ -53,13 +57,27 @@ MAX_DEPTH = 100
 
 _LONE_SURROGATE = 'holds half of a character (a lone surrogate such as "\\ud83d"); write the whole character'
 _BOM = b"\xef\xbb\xbf"
-_decode = json.JSONDecoder().decode
+_LINE_ENDS = ("\n", "\r\n", "")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if isinf(value):
+        raise ValueError(f"{number} is out of range")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decode = json.JSONDecoder().decode
+_decode_finite = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant).raw_decode
 _digest = partial(blake2b, digest_size=16)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A request that may be sent.
 
     ``number`` is its place in the input, from 1. ``body`` is compact JSON, its keys in the order given: a model
@@ -92,28 +110,20 @@ class LineParser:
     def __init__(self, *, model: str | None = None, check: LineCheck | None = None) -> None:
         self.model = model
         self._check = check
+        self._encodable = model is None or model.isascii()
+
+    def check(self, number: int, raw: bytes) -> str | Fault:
+        """Return the custom_id of a line of a file, or why it cannot be used: what `from_json` finds, for less."""
+        if (parts := self._read(number, raw)) is not None:
+            return parts[0]
+        entry = self._judge(number, raw)
+        return entry if isinstance(entry, Fault) else entry.custom_id
 
     def from_json(self, number: int, raw: bytes) -> Line | Fault:
         """Read a line of a file."""
-        if len(raw) >= MAX_LINE_BYTES:
-            return Fault(number, f"longer than {MAX_LINE_BYTES >> 20} MiB", _digest(raw).digest())
-        try:
-            text = (raw.removeprefix(_BOM) if number == 1 else raw).decode()
-        except UnicodeDecodeError as error:
-            message = f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8"
-            return Fault(number, message, _digest(raw).digest())
-        try:
-            request = _decode(text)
-        except RecursionError:
-            return Fault(number, "nested too deeply to be a request", _digest(raw).digest())
-        except json.JSONDecodeError as error:
-            # from where the line ends: what is missing there is reported behind its newline
-            column = min(error.pos, len(text.rstrip())) + 1
-            message = f"not valid JSON: {error.msg} at column {column}; each line must be one JSON object"
-            return Fault(number, message, _digest(raw).digest())
-        except ValueError as error:  # a number of thousands of digits
-            return Fault(number, f"not usable JSON: {error}", _digest(raw).digest())
-        return self._parse(number, request, raw)
+        if (parts := self._read(number, raw)) is not None:
+            return _line(number, *parts)
+        return self._judge(number, raw)
 
     def from_object(self, number: int, request: object) -> Line | Fault:
         """Read a line that is a mapping already."""
@@ -123,25 +133,72 @@ class LineParser:
             return Fault(number, str(error), _digest(str(error).encode()).digest())
         return self.from_json(number, raw)
 
-    def _parse(self, number: int, request: Any, raw: bytes) -> Line | Fault:
+    def _read(self, number: int, raw: bytes) -> tuple[str, str, dict[str, Any]] | None:
+        """Return custom_id, endpoint and body of a line that is good beyond doubt.
+
+        None is for any other: one that has a fault, which is to be told, or might have, which takes long to find.
+        """
+        if number == 1 or not self._encodable or not _is_plain(raw):
+            return None
         try:
-            if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deeper(request, MAX_DEPTH):
-                raise InputError(f"nested more than {MAX_DEPTH} levels deep")
-            custom_id, path, body = _take_apart(number, request)
-            if self.model is not None:
-                body["model"] = self.model
-            _check_body(path, body)
-            if self._check is not None:
-                self._check(path, body)
-            encoded = encode_json(body)
-            try:
-                # neither an endpoint nor JSON holds a zero byte, so the parts cannot run into each other
-                identity = b"\0".join((path.encode(), encoded, custom_id.encode()))
-            except UnicodeEncodeError:
-                raise InputError(_LONE_SURROGATE) from None
+            text = raw.decode()
+            request, end = _decode_finite(text)
+            if end + 2 < len(text) or text[end:] not in _LINE_ENDS:
+                return None
+            parts = _take_apart(number, request)
+            self._check_body(parts[1], parts[2])
+        except (InputError, ValueError, RecursionError):
+            return None
+        return parts
+
+    def _judge(self, number: int, raw: bytes) -> Line | Fault:
+        """Read any line, to the last doubt."""
+        try:
+            custom_id, path, body = _take_apart(number, _decoded(number, raw))
+            self._check_body(path, body)
+            encode_json([custom_id, body])
         except InputError as error:
             return Fault(number, str(error), _digest(raw).digest())
-        return Line(number, custom_id, path, encoded, _digest(identity).digest())
+        return _line(number, custom_id, path, body)
+
+    def _check_body(self, path: str, body: dict[str, Any]) -> None:
+        if self.model is not None:
+            body["model"] = self.model
+        _check_body(path, body)
+        if self._check is not None:
+            self._check(path, body)
+
+
+def _line(number: int, custom_id: str, path: str, body: dict[str, Any]) -> Line:
+    """Return the line of parts that can be encoded."""
+    encoded = to_json(body)
+    # neither an endpoint nor JSON holds a zero byte, so the parts cannot run into each other
+    identity = b"\0".join((path.encode(), encoded, custom_id.encode()))
+    return Line(number, custom_id, path, encoded, blake2b(identity, digest_size=16).digest())
+
+
+def _decoded(number: int, raw: bytes) -> Any:
+    if len(raw) >= MAX_LINE_BYTES:
+        raise InputError(f"longer than {MAX_LINE_BYTES >> 20} MiB")
+    try:
+        text = (raw.removeprefix(_BOM) if number == 1 else raw).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
+    try:
+        request = _decode(text)
+    except RecursionError:
+        raise InputError("nested too deeply to be a request") from None
+    except json.JSONDecodeError as error:
+        # from where the line ends: what is missing there is reported behind its newline
+        column = min(error.pos, len(text.rstrip())) + 1
+        raise InputError(
+            f"not valid JSON: {error.msg} at column {column}; each line must be one JSON object"
+        ) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise InputError(f"not usable JSON: {error}") from None
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deeper(request, MAX_DEPTH):
+        raise InputError(f"nested more than {MAX_DEPTH} levels deep")
+    return request
 
 
 def encode_json(value: object) -> bytes:
@@ -163,6 +220,22 @@ def faults_error(source: str, faults: Iterable[Fault], count: int) -> InputError
         return InputError(f"{source}, {told[0]}")
     rest = [f"... and {count - len(told)} more"] if count > len(told) else []
     return InputError("\n  ".join([f"{source}: {count} lines cannot be used", *told, *rest]))
+
+
+def named_twice(number: int, custom_id: str, first: int, digest: bytes) -> Fault:
+    """Return the fault of a line whose custom_id an earlier one, number ``first``, has."""
+    message = f"custom_id {custom_id!r:.80} is that of line {first} too; each must be unique"
+    return Fault(number, message, digest)
+
+
+def _is_plain(raw: bytes) -> bool:
+    """Return whether the text is short and flat enough, and free of what may be half of a character.
+
+    What UTF-8 itself holds are whole characters; a half can only come as an escape, \\ud800 to \\udfff.
+    """
+    if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw):
+        return False
+    return raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH and len(raw) < MAX_LINE_BYTES
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -6,23 +6,28 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterable, Iterable
-from dataclasses import asdict
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestra.batches import BatchDesk
+from orchestra.clock import wall
 from orchestra.durations import parse_duration
 from orchestra.errors import ConfigError, InputError, JobError, JobLocked, OrchestraError, UnknownModelError
+from orchestra.jobs.cancelling import Cancellation, cancel_job
+from orchestra.jobs.forecast import Forecast, forecast
+from orchestra.jobs.inspection import inspect_file
 from orchestra.jobs.intake import Intake
 from orchestra.jobs.job import Job
+from orchestra.jobs.job_run import JobRun
 from orchestra.jobs.lines import LineCheck, LineParser
 from orchestra.jobs.lock import JobLock
 from orchestra.jobs.patience import Patience
 from orchestra.jobs.record import JobRecord
-from orchestra.jobs.runner import Runner, Send
+from orchestra.jobs.runner import Price, Send
 from orchestra.jobs.sources import NO_LINES, JsonlFile, file_chunks, object_chunks
 from orchestra.jobs.store import JobStore
-from orchestra.jobs.survey import Survey, survey
+from orchestra.jobs.survey import Survey, survey, survey_left
 from orchestra.jobs.threads import in_thread
 
 __all__ = ["JobManager", "Requests", "checked_name"]
@@ -34,9 +39,10 @@ Requests = str | os.PathLike[str] | JsonlFile | Iterable[object] | AsyncIterable
 class JobManager:
     """Bulk jobs in the ledger at ``store_path``, sent through ``send``.
 
-    ``check`` may refuse a line before anything is sent. ``window`` is how many lines of a job are under way at
-    once, waiting for the budget included. ``patience`` is how long, in seconds, a job bears a provider from which
-    nothing but faults comes. The ledger is opened, and made, on first use.
+    ``check`` may refuse a line before anything is sent. ``desk`` takes batches, where there are any; ``price``
+    says what an answer cost, ``dollars_per_hour``, by route, what a machine does. ``window`` is how many lines of
+    a job are under way at once, waiting for the budget included. ``patience`` is how long, in seconds, a job bears
+    a provider from which nothing but faults comes. The ledger is opened, and made, on first use.
     """
 
     def __init__(
@@ -45,6 +51,9 @@ class JobManager:
         send: Send,
         *,
         check: LineCheck | None = None,
+        desk: BatchDesk | None = None,
+        price: Price = lambda outcome: None,
+        dollars_per_hour: Mapping[str, float] | None = None,
         window: int = 256,
         patience: float = 300.0,
     ) -> None:
@@ -53,6 +62,9 @@ class JobManager:
         self._path = Path(store_path)
         self._send = send
         self._check = check
+        self._desk = desk
+        self._price = price
+        self._dollars_per_hour = dollars_per_hour or {}
         self._window = window
         self._patience = patience
         self._store: JobStore | None = None
@@ -77,11 +89,38 @@ class JobManager:
         record = self.store.find(name)
         if record is None:
             raise JobError(f"there is no job {name!r} in {self._path}; `orchestra jobs list` says which there are")
-        return Job(self.store, record)
+        return self._job(record)
+
+    def open_batches(self) -> Sequence[dict[str, Any]]:
+        """Return all batches of the ledger that are not over, whoever carries them, as plain values."""
+        if self._store is None:
+            return []
+        if not (batches := self._store.batches.unfinished()):
+            return []
+        jobs = {record.id: record for record in self._store.jobs()}
+        now = wall()
+        return [
+            {
+                "provider": batch.provider,
+                "account": batch.account,
+                "route": batch.route,
+                "job": jobs[batch.job].name,
+                "state": batch.state,
+                "status": batch.status,
+                "batch_id": batch.batch_id,
+                "lines": batch.lines,
+                "riding": batch.riding,
+                "age": max(0.0, now - batch.opened),
+                "deadline": jobs[batch.job].deadline,
+                "expires": batch.expires,
+            }
+            for batch in batches
+            if batch.job in jobs
+        ]
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return where each job that this process runs stands, as plain values."""
-        return {name: asdict(job.progress()) for name, job in list(self._running.items())}
+        return {name: job.progress().plain() for name, job in list(self._running.items())}
 
     async def submit(
         self,
@@ -90,6 +129,7 @@ class JobManager:
         model: str | None = None,
         job: str | None = None,
         deadline: float | str | None = None,
+        retry_failed: bool = False,
     ) -> Job:
         """Take in a job and run it, or go on with it where it was submitted before.
 
@@ -98,12 +138,15 @@ class JobManager:
         time. A file is checked whole before anything is sent. Of other requests a bad one fails and the rest go
         on; they are asked for as they can be taken in, and the first may be answered before the last has come.
 
+        ``retry_failed``: lines that have failed are asked again, all but those that cannot be used. Then a first
+        deadline that has passed gives way to this one.
+
         Raises InputError (nothing was sent), JobError (the name belongs to other requests, or the store cannot be
         used) and JobLocked (another process is running it).
         """
         name = checked_name(job)
         try:
-            expires = None if deadline is None else time.time() + parse_duration(deadline)
+            expires = None if deadline is None else wall() + parse_duration(deadline)
         except ValueError as error:
             raise InputError(f"deadline: {error}") from None
         self.check_model(model)
@@ -111,13 +154,98 @@ class JobManager:
         async with self._turns.setdefault(name, asyncio.Lock()):
             if isinstance(requests, str | os.PathLike):
                 with await asyncio.to_thread(JsonlFile.open, requests) as file:
-                    return await self._submit(name, file, parser, expires)
-            return await self._submit(name, requests, parser, expires)
+                    return await self._submit(name, file, parser, expires, retry_failed)
+            return await self._submit(name, requests, parser, expires, retry_failed)
 
     async def survey(self, file: JsonlFile, *, model: str | None = None) -> Survey:
         """Check a file as `submit` would, and count what it asks for. Raises InputError for its bad lines."""
         self.check_model(model)
         return await survey(file, LineParser(model=model, check=self._check))
+
+    async def survey_left(
+        self, job: JobRecord, file: JsonlFile, *, model: str | None = None, retry_failed: bool = False
+    ) -> Survey | None:
+        """Count what a job would still ask for, with what has failed where that is to be asked again.
+
+        None where the file, with that model, is not the one that the job was read from.
+        """
+        return await survey_left(
+            self.store, job, file, LineParser(model=model, check=self._check), retry_failed=retry_failed
+        )
+
+    def forecast(
+        self, found: Survey, *, deadline: float | str | None = None, until: float | None = None
+    ) -> Forecast:
+        """Return where the lines of a survey would go, at what cost. Nobody is asked. Blocks for a short time.
+
+        ``deadline`` is as in `submit`, ``until`` a deadline that is known already, in unix time.
+        """
+        if self._desk is None:
+            return Forecast(())
+        expires = until if deadline is None else wall() + parse_duration(deadline)
+        if not self._path.exists():
+            return forecast(found, self._desk, deadline=expires)
+        return forecast(found, self._desk, deadline=expires, p90=self.store.batches.p90)
+
+    async def resume(self, name: str, *, retry_failed: bool = False) -> Job:
+        """Go on with a job from the ledger alone, without its input. ``retry_failed`` is as in `submit`.
+
+        Raises JobError where there is no such job, where its input was not read to its end, and where its lines
+        are calls that a program awaits; JobLocked where another process runs it.
+        """
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            job = self.get(name)
+            record = job.record
+            if name in self._running:
+                if retry_failed:
+                    raise _still_running(name)
+                return job
+            if record.state == "ended" and not retry_failed:
+                return job
+            if record.kind == "awaited":
+                raise JobError(f"job {name!r} is made of calls that a program awaits: run that program again")
+            if record.state == "loading":
+                raise JobError(
+                    f"the input of job {name!r} was not read to its end, so not all of its lines are here: submit "
+                    "it again, with its input and this name"
+                )
+            lock = JobLock(self.store.path, name)
+            if retry_failed:
+                try:
+                    record = await self._retry_failed(record, None)
+                except BaseException:
+                    lock.release()
+                    raise
+                if record.state == "ended":
+                    lock.release()
+                    return self._job(record)
+            return self._start(record, lock, None)
+
+    async def cancel(self, name: str, *, collect: bool = True) -> Cancellation:
+        """End a job: its lines that have no answer fail with the code ``cancelled``, its batches are cancelled.
+
+        What its batches had answered before is taken in, unless ``collect`` is False: that takes as long as their
+        providers need to end them. A batch that could not be cancelled is told with the reason, and goes on there.
+        Of an awaited job the calls without an answer are forgotten.
+
+        Raises JobError where there is no such job, JobLocked where another process runs it.
+        """
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            if (running := self._running.get(name)) is not None:
+                await running.cancel()
+            record = self.get(name).record
+            if record.state == "ended":
+                return Cancellation(0, 0, ())
+            try:
+                lock = JobLock(self.store.path, name)
+            except JobLocked as error:
+                raise JobLocked(
+                    f"job {name!r} is being run by another process: stop that first (Ctrl-C), then cancel it"
+                ) from error
+            try:
+                return await cancel_job(self.store, record, self._desk, collect=collect)
+            finally:
+                lock.release()
 
     def check_model(self, model: str | None) -> None:
         """Refuse at once a model for all lines that each of them would be refused for.
@@ -139,30 +267,58 @@ class JobManager:
         requests: JsonlFile | Iterable[object] | AsyncIterable[object],
         parser: LineParser,
         deadline: float | None,
+        retry_failed: bool,
     ) -> Job:
         store = await asyncio.to_thread(lambda: self.store)
-        running = self._running.get(name)
-        if running is not None and not running.progress().whole:
-            raise JobLocked(f"job {name!r} is being submitted by this program already")
         digest = None
         if isinstance(requests, JsonlFile):
             digest = await asyncio.to_thread(requests.digest, model=parser.model)
+        running = self._running.get(name)
         record = store.find(name)
-        if record is not None and (running is not None or record.state == "ended"):
+        if running is not None and record is not None and record.state == "loading":
+            if digest is None or digest != record.source:
+                raise JobLocked(f"job {name!r} is being submitted by this program already")
+            return running
+        if running is not None and retry_failed:
+            raise _still_running(name)
+        if record is not None and (running is not None or (record.state == "ended" and not retry_failed)):
             await _take_in(store, record, requests, parser, digest)
-            return running or Job(store, record)
+            return running or self._job(record)
 
         lock = JobLock(store.path, name)
         try:
-            record = _begin(store, name, parser.model, deadline, digest)
+            record = await _begin(store, name, requests, parser, deadline, digest)
             rest = await _take_in(store, record, requests, parser, digest)
-            job = Job(store, store.find(name) or record)
-            runner = Runner(
-                store,
-                job.record,
+            if retry_failed:
+                record = await self._retry_failed(record, deadline)
+        except BaseException:
+            lock.release()
+            raise
+        if retry_failed and record.state == "ended":
+            lock.release()
+            return self._job(record)
+        return self._start(store.find(name) or record, lock, rest)
+
+    async def _retry_failed(self, record: JobRecord, deadline: float | None) -> JobRecord:
+        """Make a job's failed lines pending again, and return it as it is then. Its lock is held."""
+        if record.kind == "awaited":
+            raise JobError(f"job {record.name!r} is made of calls that a program awaits: run that program again")
+        await in_thread(lambda: self.store.retry_failed(record.id, now=wall(), deadline=deadline))
+        return self.store.find(record.name) or record
+
+    def _start(self, record: JobRecord, lock: JobLock, rest: Intake | None) -> Job:
+        """Run a job, of whose lines ``rest`` are still to come, and release its lock when that is over."""
+        try:
+            job = self._job(record)
+            run = JobRun(
+                self.store,
+                record,
                 self._send,
+                self._desk,
+                rest,
                 window=self._window,
                 patience=Patience(limit=self._patience),
+                price=self._price,
                 on_ended=job.note_ended,
             )
         except BaseException:
@@ -170,32 +326,27 @@ class JobManager:
             raise
 
         def finished() -> None:
-            del self._running[name]
+            del self._running[record.name]
             lock.release()
 
-        self._running[name] = job
-        job.start(self._run(job, runner, rest), finished=finished, waiting=runner.waiting)
+        self._running[record.name] = job
+        job.start(self._run(job, run), finished=finished, watch=run)
         return job
 
-    async def _run(self, job: Job, runner: Runner, rest: Intake | None) -> None:
-        """Run a job to its end. ``rest`` are the lines that are still to come."""
+    def _job(self, record: JobRecord) -> Job:
+        return Job(self.store, record, dollars_per_hour=self._dollars_per_hour)
+
+    async def _run(self, job: Job, run: JobRun) -> None:
+        """Run a job to its end, and record why where it stops before."""
         store, id = self.store, job.record.id
         try:
             await asyncio.to_thread(store.stop, id, None)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(runner.run())
-                    group.create_task(_feed(runner, rest))
-            except BaseExceptionGroup as faults:
-                raise faults.exceptions[0] from None
+            await run.run()
         except OrchestraError as error:
             await asyncio.to_thread(store.stop, id, str(error))
             raise JobError(
                 f"job {job.name!r} stopped ({job.progress()}): {error}; submit it again to go on with it"
             ) from error
-        finally:
-            if rest is not None:
-                await rest.aclose()
 
     async def aclose(self) -> None:
         """Stop all jobs, which stay resumable, and close the ledger. May be called again."""
@@ -206,11 +357,8 @@ class JobManager:
             self._store = None
 
 
-async def _feed(runner: Runner, rest: Intake | None) -> None:
-    while rest is not None and await rest.step():
-        runner.stir()
-    runner.loaded = True
-    runner.stir()
+def _still_running(name: str) -> JobError:
+    return JobError(f"job {name!r} is running: its failed lines can be asked again when it has ended")
 
 
 async def _take_in(
@@ -220,44 +368,72 @@ async def _take_in(
     parser: LineParser,
     digest: bytes | None,
 ) -> Intake | None:
-    """Take in a file whole, and of other requests those that the ledger has. Returns what is still to come."""
+    """Take in what must be there before the job runs: the lines that the ledger has already must be the same.
+
+    Of a file that was checked whole its beginning is added too, of a stream that was kept all, of a program's
+    requests nothing. Returns what is still to come.
+    """
     complete = record.state != "loading"
-    if complete and digest is not None and digest == record.source:
+    same = digest is not None and digest == record.source
+    if complete and same:
         return None
-    if isinstance(requests, JsonlFile):
-        intake = Intake(store, record, file_chunks(requests, parser))
-        new = not complete and not intake.comparing
-        try:
-            lines = await intake.take_all()
-            if not lines:
-                raise InputError(f"{requests.name}: {NO_LINES}")
-            if requests.strict:
-                intake.refuse_faults(requests.name)
-        except (InputError, ConfigError):
-            if new:
-                await in_thread(store.discard, record.id)
-            raise
-        return None
-    intake = Intake(store, record, object_chunks(requests, parser))
-    while complete or intake.comparing:
-        if not await intake.step():
-            return None
-    return intake
+    if not isinstance(requests, JsonlFile):
+        intake = Intake(store, record, object_chunks(requests, parser))
+        while complete or intake.comparing:
+            if not await intake.step():
+                return None
+        return intake
+
+    if requests.strict and not complete:
+        parser = LineParser(model=parser.model)  # `_begin` has had them checked
+    known = store.last_number(record.id)
+    after = known if same else 0
+    intake = Intake(store, record, file_chunks(requests, parser, after=after), after=after)
+    begun = False
+    try:
+        while await intake.step():
+            # the second look: what is short is whole before it runs
+            if begun and requests.strict and not complete and not intake.comparing:
+                return intake
+            begun = True
+        if not intake.at:
+            raise InputError(f"{requests.name}: {NO_LINES}")
+    except BaseException as error:
+        await intake.aclose()
+        if isinstance(error, InputError | ConfigError) and not complete and not known:
+            await in_thread(store.discard, record.id)
+        raise
+    return None
 
 
-def _begin(
-    store: JobStore, name: str, model: str | None, deadline: float | None, source: bytes | None
+async def _begin(
+    store: JobStore,
+    name: str,
+    requests: JsonlFile | Iterable[object] | AsyncIterable[object],
+    parser: LineParser,
+    deadline: float | None,
+    digest: bytes | None,
 ) -> JobRecord:
-    """Return the job of that name, made where there is none.
+    """Return the job of that name, made where there is none. Its file is checked whole first.
 
-    One whose intake broke off before anything was asked begins anew: its input may have been put right since.
+    One whose intake broke off before anything was asked begins anew where its input is not known to be the same:
+    it may have been put right since.
     """
     record = store.find(name)
-    if record is not None and record.state == "loading" and not store.has_asked(record.id):
-        store.discard(record.id)
+    if record is not None and record.state != "loading":
+        return record
+    lines = 0
+    if isinstance(requests, JsonlFile) and requests.strict:
+        found = await inspect_file(requests, parser)
+        found.refuse(requests.name)
+        lines = found.lines
+    if record is not None and (digest is None or digest != record.source) and not store.has_asked(record.id):
+        await in_thread(store.discard, record.id)
         record = None
     if record is None:
-        record = store.create(name, created=time.time(), model=model, deadline=deadline, source=source)
+        record = store.create(
+            name, created=wall(), model=parser.model, deadline=deadline, source=digest, expected=lines
+        )
     return record
 
 

@@ -54,7 +54,7 @@ def write_output(store: JobStore, job: JobRecord, path: Path) -> None:
     # not made from the file's own name, which may be as long as names can be
     temporary = target.with_name(f".orchestra-{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("wb", buffering=1 << 20) as file:
             file.writelines(output_lines(store, job))
             file.flush()
             os.fsync(file.fileno())

@@ -11,23 +11,36 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from textwrap import shorten
+from typing import Literal
 
 from orchestra.call import Call, Outcome
+from orchestra.clock import wall
 from orchestra.durations import format_duration
 from orchestra.errors import JobError, OrchestraError
 from orchestra.jobs.lines import Line
+from orchestra.jobs.pace import BusyMeter
 from orchestra.jobs.patience import Patience
+from orchestra.jobs.progress import RateMeter
 from orchestra.jobs.record import End, JobRecord, LineError
 from orchestra.jobs.store import JobStore
 from orchestra.jobs.verdict import Blocked, judge_answer, judge_error
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["Runner", "Send"]
+__all__ = ["Price", "Runner", "Send"]
 
 Send = Callable[[Call], Awaitable[Outcome]]
 """Takes one call all its way: admission, sending, retries, further routes."""
+
+Price = Callable[[Outcome], float | None]
+"""Says what an answer cost, in USD; None where nobody knows."""
+
+
+def _unpriced(outcome: Outcome) -> None:
+    return None
+
 
 SUSPICIONS = 3
 """How often a line may fail while others are answered, before it is held to blame."""
@@ -42,7 +55,11 @@ _PAGE_BYTES = 4 << 20
 
 
 class Runner:
-    """Runs one job, once. ``on_ended`` is told how many more lines have ended, each time some have."""
+    """Sends a job's lines one by one, once. ``on_ended`` is told how many more have ended, each time some have.
+
+    ``alone``: only those are sent that were dealt to go by themselves; otherwise all. ``last_chance`` is awaited
+    when the job's deadline has passed, before what has no end is given up: it may bring answers from elsewhere.
+    """
 
     def __init__(
         self,
@@ -53,6 +70,9 @@ class Runner:
         window: int,
         patience: Patience,
         on_ended: Callable[[int], None],
+        price: Price = _unpriced,
+        alone: bool = False,
+        last_chance: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._store = store
         self._job = job
@@ -60,10 +80,17 @@ class Runner:
         self._window = window
         self._patience = patience
         self._on_ended = on_ended
+        self._price = price
+        self._outlet: Literal["any", 0] = 0 if alone else "any"
+        self._last_chance = last_chance
+        self._taken: set[int] = set()  # lines whose end is not in the ledger yet
         self._page: deque[Line] = deque()
         self._again: deque[Line] = deque()
         self._last_number = 0
-        self._calls: set[asyncio.Task[None]] = set()
+        self._rewinds = 0
+        self._meter = RateMeter(time.monotonic())
+        self._pace = BusyMeter()
+        self._calls: dict[asyncio.Task[None], int] = {}  # and the numbers of their lines
         self._ends: list[End] = []
         self._recording = 0
         self._answers = 0
@@ -81,6 +108,32 @@ class Runner:
         """Say that something has changed that the runner may be waiting for."""
         self._stirred.set()
 
+    def rewind(self) -> None:
+        """Say that there are lines again before the last one that was read."""
+        self._page.clear()
+        self._last_number = 0
+        self._rewinds += 1
+        self.stir()
+
+    def forgo(self, numbers: Sequence[int]) -> None:
+        """Say that these lines have ended in the ledger without us: those under way are given up."""
+        ended = set(numbers)
+        for call, number in list(self._calls.items()):
+            if number in ended:
+                call.cancel()
+        for line in [line for line in self._again if line.number in ended]:
+            self._again.remove(line)
+            self._taken.discard(line.number)
+        self.rewind()
+
+    def rate(self) -> float | None:
+        """Return how many lines a second have ended lately; None where none has."""
+        return self._meter.rate(time.monotonic())
+
+    def pace(self) -> float | None:
+        """Return how many lines a second are answered while there are any to send; None where none was."""
+        return self._pace.rate(time.monotonic())
+
     def waiting(self) -> str | None:
         """Return why nothing but a try is sent, until when, and what then; None where all goes well."""
         if not self._patience.trying:
@@ -97,7 +150,7 @@ class Runner:
         recorder = asyncio.create_task(self._record())
         recorder.add_done_callback(lambda _: self.stir())
         deadline = self._job.deadline
-        bound = asyncio.timeout(None if deadline is None else max(0.0, deadline - time.time()))
+        bound = asyncio.timeout(None if deadline is None else max(0.0, deadline - wall()))
         try:
             async with bound:
                 await self._send_all(recorder)
@@ -105,13 +158,16 @@ class Runner:
             if not bound.expired():
                 raise
         finally:
-            for call in self._calls:
+            calls = list(self._calls)
+            for call in calls:
                 call.cancel()
-            await asyncio.gather(*self._calls, return_exceptions=True)
+            await asyncio.gather(*calls, return_exceptions=True)
             self._closing = True
             self._ended.set()
             await recorder
         if bound.expired():
+            if self._last_chance is not None:
+                await self._last_chance()
             await self._expire()
 
     async def _send_all(self, recorder: asyncio.Task[None]) -> None:
@@ -149,30 +205,40 @@ class Runner:
     async def _next_line(self) -> Line | None:
         if self._again:
             return self._again.popleft()
-        if not self._page:
-            self._page.extend(
-                await asyncio.to_thread(
+        while True:
+            if not self._page:
+                rewinds, taken = self._rewinds, set(self._taken)
+                page = await asyncio.to_thread(
                     self._store.pending,
                     self._job.id,
                     self._last_number,
+                    outlet=self._outlet,
                     max_lines=self._window,
                     max_bytes=_PAGE_BYTES,
                 )
-            )
-        if not self._page:
-            return None
-        line = self._page.popleft()
-        self._last_number = line.number
-        return line
+                if rewinds != self._rewinds:
+                    continue
+                if not page:
+                    return None
+                # after a rewind lines come again that are under way, or were when the ledger was read
+                self._last_number = page[-1].number
+                self._page.extend(line for line in page if line.number not in taken)
+            if self._page:
+                return self._page.popleft()
 
     def _start(self, line: Line) -> None:
+        self._taken.add(line.number)
+        self._pace.work(True, time.monotonic())
         call = asyncio.create_task(self._ask(line))
-        self._calls.add(call)
+        self._calls[call] = line.number
         call.add_done_callback(self._finished)
 
     def _finished(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
-        if not call.cancelled() and (error := call.exception()) is not None:
+        number = self._calls.pop(call)
+        if call.cancelled():
+            self._taken.discard(number)
+            self._pace.work(bool(self._taken), time.monotonic())
+        elif (error := call.exception()) is not None:
             self._crash = error
         self.stir()
 
@@ -205,14 +271,15 @@ class Runner:
         )
         try:
             outcome = await self._send(call)
-            return judge_answer(line.number, outcome, await outcome.read())
+            verdict = judge_answer(line.number, outcome, await outcome.read())
+            return verdict if isinstance(verdict, Blocked) else replace(verdict, usd=self._price(outcome))
         except OrchestraError as error:
             return judge_error(line.number, error)
 
     def _expires_at(self) -> float | None:
         if self._job.deadline is None:
             return None
-        return time.monotonic() + self._job.deadline - time.time()
+        return time.monotonic() + self._job.deadline - wall()
 
     def _end(self, end: End) -> None:
         if end.status_code is not None:
@@ -228,7 +295,7 @@ class Runner:
     async def _drain(self) -> None:
         """Let the calls under way end, for a while: they may be paid for already."""
         if self._calls:
-            await asyncio.wait(self._calls, timeout=GRACE)
+            await asyncio.wait(set(self._calls), timeout=GRACE)
 
     async def _record(self) -> None:
         """Record ends as they come. What comes while the disk is busy goes into the next transaction together."""
@@ -238,9 +305,13 @@ class Runner:
             ends, self._ends = self._ends, []
             if ends:
                 self._recording = len(ends)
-                await asyncio.to_thread(self._store.finish, self._job.id, ends)
+                count = await asyncio.to_thread(self._store.finish, self._job.id, ends)
                 self._recording = 0
-                self._on_ended(len(ends))
+                self._taken.difference_update(end.number for end in ends)
+                self._meter.add(time.monotonic(), len(ends))
+                self._pace.add(time.monotonic(), len(ends))
+                self._pace.work(bool(self._taken), time.monotonic())
+                self._on_ended(count)
                 self.stir()
 
     async def _expire(self) -> None:

@@ -9,227 +9,158 @@ Many processes may read one ledger while others write it. Every write is one sho
 
 from __future__ import annotations
 
+import heapq
 import os
+import secrets
 import sqlite3
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Literal
 
 from orchestra.errors import JobError
-from orchestra.jobs.lines import Fault, Line
-from orchestra.jobs.record import End, JobRecord, LineError, Result, Tally
-from orchestra.jobs.schema import APPLICATION_ID, MIGRATIONS
+from orchestra.jobs.awaited_ledger import AwaitedLedger
+from orchestra.jobs.batch_ledger import BatchLedger
+from orchestra.jobs.database import Database, columns, page, storable
+from orchestra.jobs.line_ends import write_ends
+from orchestra.jobs.line_insert import insert_lines
+from orchestra.jobs.line_retry import FAILED_ANEW, undo_failures
+from orchestra.jobs.lines import Fault, Line, named_twice
+from orchestra.jobs.record import End, JobKind, JobRecord, LineError, OutletTally, Result, Tally
 
 __all__ = ["JobStore"]
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+_CHUNK = 5000
 
-_MOST_TOKENS = 1 << 40  # of a line; a million such lines still fit the 63 bits that SQLite has
-
-_JOB = "id, name, created, model, deadline, source, state, stopped"
-_RESULT = (
-    "number, custom_id, status_code, request_id, response, error_code, error_message, "
-    "input_tokens, output_tokens, route, attempts, ended"
-)
-
-
-def _telling(method: Callable[Concatenate[JobStore, _P], _T]) -> Callable[Concatenate[JobStore, _P], _T]:
-    """Turn SQLite's errors into JobErrors that name the file and the remedy."""
-
-    @wraps(method)
-    def wrapper(self: JobStore, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        try:
-            return method(self, *args, **kwargs)
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise JobError(f"{self.path}: {_remedy(error)}") from error
-
-    return wrapper
-
-
-def _remedy(error: sqlite3.Error | UnicodeDecodeError) -> str:
-    # what is not text where text must be was not written by us
-    name = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "")
-    if name == "SQLITE_NOTADB":
-        return "not a job store (not an SQLite database); move the file away, or name another under [bulk] store"
-    if name.startswith("SQLITE_CORRUPT"):
-        return "the job store is damaged; restore it from a copy, or move it away to begin a new one"
-    if name == "SQLITE_FULL":
-        return "no room left on the disk for the job store; make room and run the same command again"
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return "another process holds the job store locked; try again when it has ended"
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
-        return (
-            f"the job store cannot be read and written ({error}); check the rights of the file and its folder, "
-            "and the room on its disk"
-        )
-    return f"the job store failed: {error}"
+_JOB, _LINE, _RESULT = columns(JobRecord), columns(Line), columns(Result)
 
 
 class JobStore:
     """The ledger in the file at ``path``, which is made, for its owner's eyes only, where it is missing.
+
+    ``batches`` is its part about batches, ``awaited`` that about the calls of awaited jobs.
 
     Methods block for a short time and may be called from any thread. Each raises JobError where the file cannot
     serve: not a database, damaged, from a newer version, not writable, no room.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._writing = threading.Lock()
-        self._reading = threading.Lock()
-        self._open()
+        self.database = Database(path)
+        self.batches = BatchLedger(self.database)
+        self.awaited = AwaitedLedger(self.database)
 
-    @_telling
-    def _open(self) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # made here and not by SQLite, so that at no moment others could read it
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise JobError(
-                f"{self.path}: the job store cannot be made ({error.strerror}); name another under [bulk] store"
-            ) from None
-        self._writer = self._connect()
-        try:
-            self._migrate()
-            self._reader = self._connect()
-        except BaseException:
-            self._writer.close()
-            raise
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA cache_size = -32768")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _migrate(self) -> None:
-        with self._transaction() as db:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            (application,) = db.execute("PRAGMA application_id").fetchone()
-            (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if application != APPLICATION_ID and (tables or application or version):
-                raise JobError(f"{self.path}: a database of another program; name another file under [bulk] store")
-            if version > len(MIGRATIONS):
-                raise JobError(
-                    f"{self.path}: written by a newer version of orchestra (format {version}, this one knows "
-                    f"{len(MIGRATIONS)}); upgrade with: pip install -U orchestra-llm"
-                )
-            for migration in MIGRATIONS[version:]:
-                for statement in migration:
-                    db.execute(statement)
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._writing:
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:  # after some faults (a full disk) SQLite has ended it itself
-                    self._writer.execute("ROLLBACK")
-                raise
+    @property
+    def path(self) -> Path:
+        return self.database.path
 
     def close(self) -> None:
         """Close the file. May be called again."""
-        with self._writing, self._reading:
-            self._reader.close()
-            self._writer.close()
+        self.database.close()
 
     # jobs
 
-    @_telling
     def create(
-        self, name: str, *, created: float, model: str | None, deadline: float | None, source: bytes | None
+        self,
+        name: str,
+        *,
+        created: float,
+        model: str | None,
+        deadline: float | None,
+        source: bytes | None,
+        kind: JobKind = "submitted",
+        expected: int = 0,
     ) -> JobRecord:
-        """Record a new job that has no lines yet. ``created`` and ``deadline`` are unix times."""
-        with self._transaction() as db:
+        """Record a new job that has no lines yet. ``created`` and ``deadline`` are unix times.
+
+        ``expected`` is how many lines there will be, where that is known: the counts say so from the start.
+        """
+        with self.database.writing() as db:
             id = db.execute(
-                "INSERT INTO jobs (name, created, model, deadline, source) VALUES (?, ?, ?, ?, ?)",
-                (name, created, model, deadline, source),
+                "INSERT INTO jobs (name, created, model, deadline, source, kind, expected, tag) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (name, created, model, deadline, source, kind, expected, secrets.token_hex(6)),
             ).lastrowid
             row = db.execute(f"SELECT {_JOB} FROM jobs WHERE id = ?", (id,)).fetchone()
         return JobRecord(*row)
 
-    @_telling
     def find(self, name: str) -> JobRecord | None:
         """Return the job of that name."""
-        with self._reading:
-            row = self._reader.execute(f"SELECT {_JOB} FROM jobs WHERE name = ?", (name,)).fetchone()
+        with self.database.reading() as db:
+            row = db.execute(f"SELECT {_JOB} FROM jobs WHERE name = ?", (name,)).fetchone()
         return None if row is None else JobRecord(*row)
 
-    @_telling
     def jobs(self) -> list[JobRecord]:
         """Return all jobs, newest first."""
-        with self._reading:
-            rows = self._reader.execute(f"SELECT {_JOB} FROM jobs ORDER BY created DESC, id DESC").fetchall()
+        with self.database.reading() as db:
+            rows = db.execute(f"SELECT {_JOB} FROM jobs ORDER BY created DESC, id DESC").fetchall()
         return [JobRecord(*row) for row in rows]
 
-    @_telling
     def discard(self, job: int) -> None:
-        """Forget a job and its lines."""
-        with self._transaction() as db:
+        """Forget a job, its lines and its batches."""
+        with self.database.writing() as db:
             db.execute("DELETE FROM jobs WHERE id = ?", (job,))
 
-    @_telling
     def seal(self, job: int) -> None:
         """Record that the last line of the job has been added."""
-        with self._transaction() as db:
+        with self.database.writing() as db:
             db.execute(
                 "UPDATE jobs SET state = iif(done + failed = total, 'ended', 'open') "
                 "WHERE id = ? AND state = 'loading'",
                 (job,),
             )
 
-    @_telling
     def stop(self, job: int, reason: str | None) -> None:
         """Record why the job stands still; None when it goes on."""
-        with self._transaction() as db:
-            db.execute("UPDATE jobs SET stopped = ? WHERE id = ?", (_text(reason), job))
+        with self.database.writing() as db:
+            db.execute("UPDATE jobs SET stopped = ? WHERE id = ?", (storable(reason), job))
 
-    @_telling
     def tally(self, job: int) -> Tally:
         """Return the counts of the job's lines and tokens."""
-        with self._reading:
-            row = self._reader.execute(
-                "SELECT total, done, failed, input_tokens, output_tokens, state FROM jobs WHERE id = ?", (job,)
+        with self.database.reading() as db:
+            row = db.execute(
+                "SELECT iif(state = 'loading', max(total, expected), total), done, failed, input_tokens, "
+                "output_tokens, state <> 'loading', usd, unpriced FROM jobs WHERE id = ?",
+                (job,),
             ).fetchone()
         if row is None:
-            raise JobError(f"{self.path}: the job was removed from the store")
-        total, done, failed, input_tokens, output_tokens, state = row
-        return Tally(total, done, failed, input_tokens, output_tokens, whole=state != "loading")
+            raise JobError(self._removed())
+        total, done, failed, input_tokens, output_tokens, whole, usd, unpriced = row
+        return Tally(total, done, failed, input_tokens, output_tokens, bool(whole), usd, unpriced)
+
+    def outlets(self, job: int) -> list[OutletTally]:
+        """Return what each way of answering did for the job, in the order of their names.
+
+        Lines that went no way (invalid ones, those that nobody answered in time) are in none.
+        """
+        with self.database.reading() as db:
+            rows = db.execute(
+                "SELECT nullif(route, ''), via, lines, failed, input_tokens, output_tokens, usd, unpriced "
+                "FROM outlets WHERE job = ? ORDER BY route, via",
+                (job,),
+            ).fetchall()
+        return [OutletTally(*row) for row in rows]
+
+    def _removed(self) -> str:
+        return f"{self.path}: the job was removed from the store"
 
     # lines going in
 
-    @_telling
     def has_asked(self, job: int) -> bool:
-        """Return whether any of the job's lines has ended otherwise than by its own faults."""
-        with self._reading:
-            (asked,) = self._reader.execute(
-                "SELECT EXISTS (SELECT 1 FROM lines WHERE job = ? AND ended IS NOT NULL AND attempts > 0)", (job,)
+        """Return whether any of the job's lines has ended otherwise than by its own faults, or rode in a batch."""
+        with self.database.reading() as db:
+            (asked,) = db.execute(
+                "SELECT EXISTS (SELECT 1 FROM lines WHERE job = ?1 AND ended IS NOT NULL AND attempts > 0) "
+                "OR EXISTS (SELECT 1 FROM batches WHERE job = ?1)",
+                (job,),
             ).fetchone()
         return bool(asked)
 
-    @_telling
     def last_number(self, job: int) -> int:
         """Return the number of the job's last line in the ledger, or 0."""
-        with self._reading:
-            (number,) = self._reader.execute("SELECT max(number) FROM lines WHERE job = ?", (job,)).fetchone()
+        with self.database.reading() as db:
+            (number,) = db.execute("SELECT max(number) FROM lines WHERE job = ?", (job,)).fetchone()
         return number or 0
 
-    @_telling
     def add(self, job: int, entries: Sequence[Line | Fault]) -> list[Fault]:
         """Add lines in ascending order of number, the faulty ones as failed.
 
@@ -237,16 +168,8 @@ class JobStore:
         their own.
         """
         lines = [entry for entry in entries if isinstance(entry, Line)]
-        rows = [(job, line.number, line.custom_id, line.digest, line.path, line.body) for line in lines]
-        with self._transaction() as db:
-            before = db.total_changes
-            db.executemany(
-                "INSERT INTO lines (job, number, custom_id, digest, path, body) VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (job, custom_id) DO NOTHING",
-                rows,
-            )
-            added = db.total_changes - before
-            twice = [] if added == len(rows) else [*_duplicates(db, job, lines)]
+        with self.database.writing() as db:
+            twice = [] if insert_lines(db, job, lines) == len(lines) else [*_duplicates(db, job, lines)]
             faults = [entry for entry in entries if isinstance(entry, Fault)]
             (failed,) = db.execute("SELECT failed + done FROM jobs WHERE id = ?", (job,)).fetchone()
             for place, fault in enumerate((*faults, *twice), start=failed + 1):
@@ -257,14 +180,13 @@ class JobStore:
             )
         return twice
 
-    @_telling
     def first_difference(self, job: int, entries: Sequence[Line | Fault], *, after: int, upto: int) -> int | None:
         """Compare ``entries`` with the ledger's lines of the numbers from ``after`` (exclusive) to ``upto``.
 
         Returns the first number at which they differ, or None.
         """
-        with self._reading:
-            ours: list[tuple[int, bytes]] = self._reader.execute(
+        with self.database.reading() as db:
+            ours: list[tuple[int, bytes]] = db.execute(
                 "SELECT number, digest FROM lines WHERE job = ? AND number > ? AND number <= ?",
                 (job, after, upto),
             ).fetchall()
@@ -273,59 +195,48 @@ class JobStore:
 
     # lines being worked on
 
-    @_telling
-    def pending(self, job: int, after: int, *, max_lines: int, max_bytes: int) -> list[Line]:
-        """Return the next lines without an end after number ``after``: at least one where there is any."""
-        with self._reading:
-            rows = self._reader.execute(
-                "SELECT number, custom_id, path, body, digest FROM lines "
-                "WHERE job = ? AND state = 'pending' AND number > ? ORDER BY number LIMIT ?",
-                (job, after, max_lines),
+    def pending(
+        self,
+        job: int,
+        after: int,
+        *,
+        max_lines: int,
+        max_bytes: int,
+        outlet: int | Literal["any"] | None = "any",
+    ) -> list[Line]:
+        """Return the next lines without an end after number ``after``: at least one where there is any.
+
+        ``outlet`` narrows it to those that nobody has decided about (None), that are to be sent by themselves (0),
+        or that ride in the batch of that id.
+        """
+        with self.database.reading() as db:
+            # the index has them by outlet first; each part is in order of number, so that merging them is all
+            parts = [
+                db.execute(
+                    f"SELECT {_LINE} FROM lines WHERE job = ? AND outlet IS ? AND state = 'pending' "
+                    "AND number > ? ORDER BY number LIMIT ?",
+                    (job, part, after, max_lines),
+                )
+                for part in (_outlets(db, job) if outlet == "any" else [outlet])
+            ]
+            rows = islice(heapq.merge(*parts), max_lines)
+            return page((Line(*row) for row in rows), lambda line: len(line.body), max_bytes)
+
+    def finish(self, job: int, ends: Sequence[End]) -> int:
+        """Record how lines ended. A line that has an end already keeps it. Returns how many had none."""
+        with self.database.writing() as db:
+            row = db.execute("SELECT done + failed FROM jobs WHERE id = ?", (job,)).fetchone()
+            if row is None:
+                raise JobError(self._removed())
+            finished = write_ends(db, job, ends, row[0])
+            db.execute(
+                "UPDATE jobs SET state = 'ended' WHERE id = ? AND state = 'open' AND done + failed = total", (job,)
             )
-            return _page((Line(*row) for row in rows), lambda line: len(line.body), max_bytes)
+        return finished
 
-    @_telling
-    def finish(self, job: int, ends: Sequence[End]) -> None:
-        """Record how lines ended. A line that has an end already keeps it."""
-        with self._transaction() as db:
-            done, failed = db.execute("SELECT done, failed FROM jobs WHERE id = ?", (job,)).fetchone()
-            place = done + failed
-            input_tokens = output_tokens = 0
-            for end in ends:
-                error = end.error
-                used_in, used_out = _tokens(end.input_tokens), _tokens(end.output_tokens)
-                changed = db.execute(
-                    "UPDATE lines SET state = ?, ended = ?, attempts = attempts + 1, status_code = ?, "
-                    "request_id = ?, response = ?, error_code = ?, error_message = ?, input_tokens = ?, "
-                    "output_tokens = ?, route = ? WHERE job = ? AND number = ? AND state = 'pending'",
-                    (
-                        "failed" if error else "done",
-                        place + 1,
-                        end.status_code,
-                        _text(end.request_id),
-                        end.response,
-                        _text(error.code) if error else None,
-                        _text(error.message) if error else None,
-                        used_in,
-                        used_out,
-                        end.route,
-                        job,
-                        end.number,
-                    ),
-                ).rowcount
-                if not changed:
-                    continue
-                place += 1
-                done += error is None
-                failed += error is not None
-                input_tokens += used_in
-                output_tokens += used_out
-            _count(db, job, done, failed, input_tokens, output_tokens)
-
-    @_telling
     def count_attempt(self, job: int, number: int) -> int:
         """Count an attempt that had no end, and return how many there were."""
-        with self._transaction() as db:
+        with self.database.writing() as db:
             db.execute("UPDATE lines SET attempts = attempts + 1 WHERE job = ? AND number = ?", (job, number))
             (attempts,) = db.execute(
                 "SELECT attempts FROM lines WHERE job = ? AND number = ?", (job, number)
@@ -333,64 +244,80 @@ class JobStore:
         return int(attempts)
 
     def fail_rest(self, job: int, error: LineError) -> int:
-        """End every line that has no end with that error. Returns how many."""
+        """End every line that has no end with that error, wherever it is. Returns how many."""
         count = 0
-        while lines := self.pending(job, 0, max_lines=1000, max_bytes=1 << 30):
-            self.finish(job, [End(line.number, error) for line in lines])
-            count += len(lines)
+        while numbers := self._unended(job):
+            count += self.finish(job, [End(number, error, via=None) for number in numbers])
         return count
+
+    def retry_failed(self, job: int, *, now: float, deadline: float | None = None) -> int:
+        """Make the failed lines pending again that can be asked again, all but ``invalid_line``. Returns how many.
+
+        A deadline of the job that has passed by ``now`` gives way to ``deadline``. Whoever calls holds its lock.
+        """
+        with self.database.writing() as db:
+            if count := undo_failures(db, job):
+                db.execute("UPDATE jobs SET deadline = ?2 WHERE id = ?1 AND deadline <= ?3", (job, deadline, now))
+        return count
+
+    def retriable(self, job: int, after: int, *, max_lines: int, max_bytes: int) -> list[Line]:
+        """Return the next lines after number ``after`` that `retry_failed` would make pending again."""
+        with self.database.reading() as db:
+            rows = db.execute(
+                f"SELECT {_LINE} FROM lines WHERE {FAILED_ANEW} AND number > :after ORDER BY number LIMIT :limit",
+                {"job": job, "after": after, "limit": max_lines},
+            )
+            return page((Line(*row) for row in rows), lambda line: len(line.body), max_bytes)
+
+    def _unended(self, job: int) -> list[int]:
+        with self.database.reading() as db:
+            rows = db.execute(
+                "SELECT number FROM lines WHERE job = ? AND state = 'pending' ORDER BY outlet, number LIMIT ?",
+                (job, _CHUNK),
+            )
+            return sorted(number for (number,) in rows)
 
     # results coming out
 
-    @_telling
     def failures(self, job: int) -> list[tuple[str, int]]:
         """Return the codes of the errors that lines failed with, and how many of each, the most frequent first."""
-        with self._reading:
-            return self._reader.execute(
+        with self.database.reading() as db:
+            return db.execute(
                 "SELECT error_code, count(*) FROM lines WHERE job = ? AND state = 'failed' "
                 "GROUP BY error_code ORDER BY count(*) DESC, error_code",
                 (job,),
             ).fetchall()
 
-    @_telling
     def results(self, job: int, after: int, *, max_lines: int, max_bytes: int) -> list[Result]:
         """Return the next results after line number ``after``, in input order."""
         return self._results("number", job, after, max_lines, max_bytes)
 
-    @_telling
     def completed(self, job: int, after: int, *, max_lines: int, max_bytes: int) -> list[Result]:
         """Return the next results after the ``after``-th that ended, in the order in which they ended."""
         return self._results("ended", job, after, max_lines, max_bytes)
 
     def _results(self, order: str, job: int, after: int, max_lines: int, max_bytes: int) -> list[Result]:
-        with self._reading:
-            rows = self._reader.execute(
+        with self.database.reading() as db:
+            rows = db.execute(
                 f"SELECT {_RESULT} FROM lines WHERE job = ? AND {order} > ? AND ended IS NOT NULL "
                 f"ORDER BY {order} LIMIT ?",
                 (job, after, max_lines),
             )
-            return _page((Result(*row) for row in rows), lambda result: len(result.response or b""), max_bytes)
+            return page((Result(*row) for row in rows), lambda result: len(result.response or b""), max_bytes)
 
 
-def _text(said: str | None) -> str | None:
-    """Return what a provider said as text that can be stored: an escape can say half of a character."""
-    return None if said is None else said.encode("utf-8", "replace").decode()
-
-
-def _tokens(count: int) -> int:
-    """Return a provider's count as one that can be summed over any number of lines, whatever it claims."""
-    return max(0, min(count, _MOST_TOKENS))
-
-
-def _page(entries: Iterable[_T], size: Callable[[_T], int], max_bytes: int) -> list[_T]:
-    """Return entries up to the one that fills ``max_bytes``."""
-    page = []
-    for entry in entries:
-        page.append(entry)
-        max_bytes -= size(entry)
-        if max_bytes <= 0:
-            break
-    return page
+def _outlets(db: sqlite3.Connection, job: int) -> list[int | None]:
+    """Return the outlets that pending lines may have; None, after which there is no more, is always one."""
+    rows = db.execute(
+        "WITH RECURSIVE found (outlet) AS ("
+        "  SELECT min(outlet) FROM lines WHERE job = :job AND state = 'pending' AND outlet >= 0"
+        "  UNION ALL SELECT (SELECT min(outlet) FROM lines"
+        "    WHERE job = :job AND state = 'pending' AND outlet > found.outlet)"
+        "  FROM found WHERE found.outlet IS NOT NULL"
+        ") SELECT outlet FROM found",
+        {"job": job},
+    )
+    return [outlet for (outlet,) in rows]
 
 
 def _duplicates(db: sqlite3.Connection, job: int, lines: Iterable[Line]) -> Iterator[Fault]:
@@ -399,8 +326,7 @@ def _duplicates(db: sqlite3.Connection, job: int, lines: Iterable[Line]) -> Iter
             "SELECT number FROM lines WHERE job = ? AND custom_id = ?", (job, line.custom_id)
         ).fetchone()
         if first != line.number:
-            message = f"custom_id {line.custom_id!r:.80} is that of line {first} too; each must be unique"
-            yield Fault(line.number, message, line.digest)
+            yield named_twice(line.number, line.custom_id, first, line.digest)
 
 
 def _insert_fault(db: sqlite3.Connection, job: int, fault: Fault, place: int) -> None:
@@ -411,14 +337,3 @@ def _insert_fault(db: sqlite3.Connection, job: int, fault: Fault, place: int) ->
         (job, fault.number, custom_id, fault.digest, place, fault.message),
     ).rowcount:
         custom_id += "-invalid"  # another line bears the name
-
-
-def _count(
-    db: sqlite3.Connection, job: int, done: int, failed: int, input_tokens: int, output_tokens: int
-) -> None:
-    db.execute(
-        "UPDATE jobs SET done = ?, failed = ?, "
-        "input_tokens = input_tokens + ?, output_tokens = output_tokens + ?, "
-        "state = iif(state = 'open' AND ? = total, 'ended', state) WHERE id = ?",
-        (done, failed, input_tokens, output_tokens, done + failed, job),
-    )

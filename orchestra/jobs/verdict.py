@@ -78,6 +78,7 @@ def judge_answer(number: int, outcome: Outcome, body: bytes) -> End | Blocked:
         input_tokens=outcome.usage.input_tokens,
         output_tokens=outcome.usage.output_tokens,
         route=outcome.route,
+        via="local" if outcome.route.startswith("local/") else "sync",
     )
 
 

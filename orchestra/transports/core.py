@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestra.call import Body, Call, Headers, Outcome, read_json
+from orchestra.call import Body, Call, Headers, Outcome, new_id, read_json
+from orchestra.clock import wall
 from orchestra.errors import ConnectionFailed, InputError, OrchestraError
 from orchestra.policies.traffic import TrafficClass
 from orchestra.providers import Endpoint, endpoint_at
@@ -27,7 +27,7 @@ class TransportCore:
         send: Callable[[Call], Awaitable[Outcome]],
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = wall,
     ) -> None:
         self._send = send
         self._clock = clock
@@ -70,7 +70,7 @@ class TransportCore:
         read_timeout = timeouts.get("read")
         waits_unbounded = tag.traffic is TrafficClass.BULK or expires_at is not None
         return Call(
-            id=uuid.uuid4().hex,
+            id=new_id(),
             method=method.upper(),
             url=url,
             headers=tuple(line for line in headers if line[0] != TAG_HEADER),

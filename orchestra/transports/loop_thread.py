@@ -121,6 +121,13 @@ class Session:
                 self._loop.call_soon_threadsafe(errand.leave)
             raise
 
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Begin ``work`` on the loop; return what tells of its end. Raises LoopEnded where the loop has ended."""
+        with self._lock:
+            if self.ended:
+                raise LoopEnded
+            return asyncio.run_coroutine_threadsafe(work(), self._loop)
+
     def close_from_within(self, one: Closable) -> bool:
         """In the loop's own thread, where the garbage collector finds what others dropped: close it later.
 

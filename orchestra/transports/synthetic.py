@@ -24,6 +24,8 @@ from orchestra.errors import (
     ConfigError,
     DeadlineExceeded,
     InputError,
+    JobError,
+    JobLocked,
     LocalEngineError,
     OrchestraError,
     QueueFull,
@@ -46,6 +48,8 @@ _FORMS: tuple[tuple[type[OrchestraError], int, str], ...] = (
     (CallTimeout, 504, "orchestra_timeout"),
     (CallError, 503, "orchestra_no_route_answered"),
     (ConfigError, 500, "orchestra_config"),
+    (JobLocked, 409, "orchestra_job_locked"),
+    (JobError, 503, "orchestra_job"),
     (OrchestraError, 500, "orchestra_error"),
 )
 _OPENAI = {

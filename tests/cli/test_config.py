@@ -8,6 +8,9 @@ import pytest
 
 from orchestra.config import load_config, parse_config
 from orchestra.errors import ConfigError
+from orchestra.kinds import KINDS
+
+PRICE = {"input": 1.0, "output": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,66 @@ from orchestra.errors import ConfigError
             "orchestra.toml: unknown key 'local.x.weigths'; did you mean 'weights'?",
         ),
         ({"bulk": {"stor": "x"}}, "unknown key 'bulk.stor'; did you mean 'store'?"),
+        ({"network": {"cliemt": "x"}}, "unknown key 'network.cliemt'; did you mean 'client'?"),
+        (
+            {"providers": {"limits": {"kind": "openai", "priorty": True}}},
+            "unknown key 'providers.limits.priorty'; did you mean 'priority'?",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "batch": {"poll_second": 2}}}},
+            "unknown key 'providers.acme.batch.poll_second'; did you mean 'poll_seconds'?",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "batch": {"window_seconds": 60}}}},
+            "providers.acme.batch: window_seconds may not be above window_max_seconds, which is 30",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "batch": {"enabled": "yes"}}}},
+            "providers.acme.batch.enabled: must be a valid boolean",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "batch": {"max_requests": 0}}}},
+            "providers.acme.batch.max_requests: must be greater than or equal to 1",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "batch": {"expected_seconds": float("inf")}}}},
+            "providers.acme.batch.expected_seconds: must be a finite number",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "service_tiers": {"bulks": "flex"}}}},
+            "unknown key 'providers.acme.service_tiers.bulks'; did you mean 'bulk'?",
+        ),
+        (
+            {"providers": {"acme": {"kind": "groq", "service_tiers": {"bulk": "priority"}}}},
+            "providers.acme.service_tiers: bulk = 'priority' is no tier of the kind 'groq'; "
+            "it has: auto, on_demand, flex, performance",
+        ),
+        (
+            {"providers": {"acme": {"kind": "together", "service_tiers": {"bulk": "flex"}}}},
+            "providers.acme.service_tiers: the kind 'together' has no service tiers; these have: openai, "
+            "anthropic, gemini, azure, mistral, groq, fireworks, openai-compatible",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "service_tiers": {"bulk": True}}}},
+            "providers.acme.service_tiers.bulk: must be a string",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "service_tiers": "flex"}}},
+            "providers.acme.service_tiers: must be a section",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "prices": [PRICE | {"tiers": {"fast": 2.0}}]}}},
+            "providers.acme.prices: tiers: 'fast' is no tier of the kind 'openai'; "
+            "these are billed: default, flex, scale, priority, ultrafast, batch",
+        ),
+        (
+            {"providers": {"acme": {"kind": "together", "prices": [PRICE | {"tiers": {"flex": 0.5}}]}}},
+            "providers.acme.prices: tiers: 'flex' is no tier of the kind 'together'; these are billed: batch",
+        ),
+        (
+            {"providers": {"acme": {"kind": "openai", "prices": [PRICE | {"tiers": {"flex": -1}}]}}},
+            "providers.acme.prices[0].tiers.flex: must be greater than or equal to 0",
+        ),
     ],
 )
 def test_one_clear_fault(data: dict[str, object], told: str) -> None:
@@ -89,6 +152,22 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -
     with pytest.raises(ConfigError, match=told) as caught:
         load_config(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].tiers])
+def test_every_tier_that_a_kind_documents_can_be_set_and_priced(kind: str) -> None:
+    for tier in KINDS[kind].tiers:
+        account = {"kind": kind, "base_url": "http://x.invalid", "service_tiers": {"interactive": tier}}
+        prices = [PRICE | {"tiers": dict.fromkeys(KINDS[kind].billed_tiers, 1.5)}]
+        found = parse_config({"providers": {"acme": account | {"prices": prices}}}).providers["acme"]
+        assert (found.service_tiers.interactive, found.service_tiers.bulk) == (tier, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_has_a_price_of_its_own_everywhere(kind: str) -> None:
+    account = {"kind": kind, "base_url": "http://x.invalid", "prices": [PRICE | {"tiers": {"batch": 0.4}}]}
+    found = parse_config({"providers": {"acme": account}}).providers["acme"]
+    assert found.prices[0].tiers["batch"] == 0.4
 
 
 def test_a_folder(tmp_path: Path) -> None:

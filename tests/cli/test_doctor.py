@@ -133,6 +133,19 @@ def test_dollars_without_a_price():
     assert "one/gpt-b" in finding.detail
 
 
+def test_dollars_without_a_price_for_the_tier():
+    prices = [{"input": 1.0, "output": 2.0, "tiers": {"flex": 0.5}}]
+    tiers = {"interactive": "fast", "bulk": "flex"}
+    account = {"kind": "openai", "limits": [{"usd_per_day": 1.0}], "prices": prices, "service_tiers": tiers}
+    config = {"providers": {"one": account}, "models": {"fast": {"routes": ["one/gpt-a"]}}}
+    (finding,) = doctor.check_prices(parse_config(config))
+    assert finding.state == "fail"
+    assert finding.detail.endswith("no price for 'fast': nothing interactive is sent")
+    assert finding.remedy == "add tiers = { priority = FACTOR } to its [[providers.one.prices]]"
+    prices[0]["tiers"] = {"priority": 2.0}
+    assert list(doctor.check_prices(parse_config(config))) == []
+
+
 def test_a_model_file_of_the_users_own(tmp_path):
     (tmp_path / "mine.gguf").write_bytes(b"GGUF")
     config = parse_config({"local": {"a": {"weights": "mine.gguf"}, "b": {"weights": "other.gguf"}}})

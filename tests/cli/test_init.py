@@ -24,6 +24,8 @@ SECTIONS = {
     "providers": settings.ProviderConfig,
     "limits": settings.LimitsConfig,
     "prices": settings.PriceConfig,
+    "batch": settings.BatchConfig,
+    "service_tiers": settings.ServiceTiersConfig,
     "traffic": settings.TrafficConfig,
     "budget": settings.BudgetConfig,
     "bulk": settings.BulkConfig,
@@ -103,11 +105,20 @@ def test_every_key_is_explained(name):
     data: Any = tomllib.loads("\n".join(with_examples()))
     if name in {"limits", "prices"}:
         found = data["providers"]["openai"][name][0]
+    elif name in {"batch", "service_tiers"}:
+        found = data["providers"]["openai"][name]
     elif name in {"models", "local", "providers"}:
         (found,) = data[name].values()
     else:
         found = data[name]
     assert set(found) == set(section.model_fields) | ({"limits"} if name == "providers" else set())
+
+
+def test_the_batch_examples_say_the_defaults():
+    data: Any = tomllib.loads("\n".join(with_examples()))
+    said = data["providers"]["openai"]["batch"]
+    defaults = settings.BatchConfig().model_dump(exclude_none=True)
+    assert {key: said[key] for key in defaults} == defaults
 
 
 def test_an_existing_file_is_kept(tmp_path):

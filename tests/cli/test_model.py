@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -42,3 +44,41 @@ def test_pull_from_a_wrong_file(tmp_path):
     assert done.exit_code != 0
     assert "wrong.gguf" in str(done.exception)
     assert list((tmp_path / "cache").rglob("*.gguf")) == []
+
+
+@pytest.mark.model
+def test_info_of_a_known_model(request, monkeypatch):
+    monkeypatch.delenv("ORCHESTRA_CACHE")
+    request.getfixturevalue("model_path")
+    done = CliRunner().invoke(app, ["model", "info", "smollm2-135m"])
+    assert done.exit_code == 0, done.output
+    said = dict(line.split(maxsplit=1) for line in done.stdout.replace("KV cache", "KV-cache").splitlines())
+    assert said["architecture"].strip() == "llama"
+    assert said["parameters"].startswith("134.5 million")
+    assert said["context"].startswith("8,192 tokens")
+    assert said["KV-cache"].startswith("46,080 bytes a token")
+
+
+def test_info_of_a_folder(tmp_path):
+    config = {
+        "model_type": "mistral",
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32_000,
+        "sliding_window": 4096,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = CliRunner().invoke(app, ["model", "info", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    for part in (
+        "mistral",
+        "7,241.7 million",
+        "32 of them with a window of 4,096 tokens",
+        "262,144 bytes a token",
+    ):
+        assert part in done.stdout
+    (tmp_path / "config.json").write_text("{}")
+    assert "supported are llama" in str(CliRunner().invoke(app, ["model", "info", str(tmp_path)]).exception)

@@ -214,8 +214,8 @@ async def test_a_line_that_no_route_could_serve_is_never_sent(
     orc: Orchestra, engine: FakeEngine, tmp_path: Path
 ) -> None:
     lines = tmp_path / "in.jsonl"
-    lines.write_text('{"model": "fast", "messages": [{"role": "user", "content": "x"}], "n": 2}\n')
-    with pytest.raises(orchestra.InputError, match=r"line 1.*cannot do 'n'"):
+    lines.write_text('{"model": "fast", "messages": [{"role": "user", "content": "x"}], "best_of": 2}\n')
+    with pytest.raises(orchestra.InputError, match=r"line 1.*cannot do 'best_of'"):
         await orc.submit(str(lines))
     lines.write_text('{"model": "slow", "messages": [{"role": "user", "content": "x"}]}\n')
     with pytest.raises(orchestra.InputError, match=r"line 1.*slow"):
@@ -271,6 +271,7 @@ async def test_the_snapshot_is_plain_and_whole(engine: FakeEngine, settings: dic
         "routes": {},
         "local": {"small": {"weights": "small", "state": "unused"}},
         "jobs": {},
+        "batches": [],
     }
     assert json.loads(json.dumps(after)) == after
     assert [(pool["provider"], pool["models"]) for pool in after["pools"]] == [("cloud", ["big"])]

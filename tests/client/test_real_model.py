@@ -125,8 +125,8 @@ async def test_errors_are_typed(orc: Orchestra, sdk: openai.AsyncOpenAI) -> None
             model="local/smollm2", messages=[{"role": "user", "content": "word " * 9000}]
         )
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
-    with pytest.raises(openai.BadRequestError, match="cannot do 'n'"):
-        await sdk.chat.completions.create(model="local/smollm2", messages=ASK, n=2)
+    with pytest.raises(openai.BadRequestError, match="cannot do 'best_of'"):
+        await sdk.chat.completions.create(model="local/smollm2", messages=ASK, extra_body={"best_of": 2})
     with pytest.raises(orchestra.InputError, match="lone surrogate"):
         await orc.chat("local/smollm2", [{"role": "user", "content": "half \ud800"}])
 

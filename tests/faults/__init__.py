@@ -120,7 +120,7 @@ Streams, cancellation, leaks:
   ::test_cancelling_the_call_that_lets_others_in_stops_none_of_them,
   ::test_a_queued_bulk_call_that_is_cancelled_is_never_sent
 - matt-house-e/accrue#47:
-  provider batches are not used yet; repeated ids:
+  jobs/test_awaited::test_where_all_callers_go_later_the_batch_goes_on_for_the_next_run; repeated ids:
   jobs/test_store::test_a_repeated_custom_id_is_found_through_the_ledger
 
 Loops, threads, processes, pools, memory:
@@ -143,4 +143,44 @@ Loops, threads, processes, pools, memory:
 - bespokelabsai/curator PR 141:
   test_loops::test_a_program_that_closes_nothing_ends_at_once_and_quietly,
   ::test_closing_from_another_loop_and_twice_harms_nobody
+
+Provider batches:
+
+- warmbly/warmbly PR 333, autobatcher 0.12.0 (an expired batch's finished lines are lost):
+  jobs/test_carrier::test_what_was_done_before_the_end_counts_and_the_rest_is_sent_again
+- ProjectTech4DevAI/kaapi-backend#723, openai/openai-cookbook#1564, autobatcher 0.12.0 (no cause is told):
+  jobs/test_carrier::test_an_error_file_only_gives_each_line_its_own_error; as the SDK's own error:
+  jobs/test_parking::test_a_refused_line_is_the_sdks_own_typed_error; ids that are null or empty:
+  providers/test_batch_forms::test_ids_that_are_null_or_empty_are_none
+- bespokelabsai/curator#276, edubruell/tidyllm#37:
+  jobs/test_carrier::test_results_are_known_by_their_ids
+- googleapis/python-genai#1909, googleapis/js-genai#1207:
+  providers/test_batch_forms::test_answers_of_gemini_without_a_key_belong_to_nobody
+- openai/openai-python#2084, #1643:
+  jobs/test_carrier_handing_in::test_no_more_is_queued_than_the_queue_holds,
+  ::test_a_queue_that_others_fill_costs_no_attempt
+- BerriAI/litellm PR 37539:
+  jobs/test_carrier_handing_in::test_a_large_batch_takes_nothing_from_the_calls_of_a_minute
+- CultivateLabs/raif PR 474:
+  jobs/test_parking::test_a_killed_script_that_is_run_again_uploads_nothing_new; a job:
+  jobs/test_carrier_handing_in::test_who_comes_after_a_crash_creates_nothing_twice
+- safety-research/safety-tooling#43:
+  there is one ledger and no cache beside it:
+  jobs/test_awaited::test_named_answers_stay_and_others_are_handed_over_once
+- bespokelabsai/curator PR 585:
+  jobs/test_diversion::test_progress_counts_what_is_in_the_ledger
+- UKGovernmentBEIS/inspect_ai (a poll for ever on a status that is new):
+  jobs/test_carrier::test_a_status_that_nobody_knows_is_said_and_waited_for_up_to_the_deadline
+- UKGovernmentBEIS/inspect_ai 0.3.285 (a missing line's caller waits for ever):
+  jobs/test_carrier::test_a_line_of_which_nothing_is_said_is_not_a_failed_one
+- autobatcher 0.12.0 (one caller is cancelled during the upload, and no batch is made for the others):
+  jobs/test_awaited::test_a_caller_who_goes_takes_nobody_along
+- batchling 0.1.0a3 (a 503 on one poll fails all riders):
+  jobs/test_carrier::test_polls_that_fail_delay_nothing_but_the_look
+- batchling 0.1.0a3 (an SDK that it does not intercept pays the full price):
+  jobs/test_parking::test_five_hundred_calls_of_an_sdk_are_a_batch_or_two
+- llmfleet 0.1.0 (batches one after another):
+  jobs/test_carrier::test_each_of_several_batches_goes_its_own_way
+- curator 0.1.31 (the cost of batches stays 0):
+  jobs/test_diversion::test_a_batch_stuck_at_sixty_per_cent_and_ninety_seconds
 """

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_lab import Hurry
 
 from orchestra.call import Call, Outcome, Usage
+from orchestra.cli.main import main
 from orchestra.jobs import JobManager
+from orchestra.testing import ScriptedProvider
 
 Answer = Callable[[str, int], Awaitable[Outcome] | Outcome | Exception | None]
 """What to answer to a prompt at its n-th asking (from 1). None: the usual."""
@@ -105,3 +109,38 @@ def batch_file(tmp_path: Path, request_of: Callable[..., dict[str, Any]]) -> Cal
         return path
 
     return write
+
+
+@pytest.fixture
+def hurry() -> Hurry:
+    """The clock that the provider's batches go by."""
+    return Hurry()
+
+
+@pytest.fixture
+def server(hurry: Hurry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedProvider]:
+    """A provider that serves the model ``fast`` of the orchestra.toml in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRA_DEBUG", "")
+    with ScriptedProvider(clock=hurry) as server:
+        Path("orchestra.toml").write_text(
+            f'[providers.fake]\nkind = "openai-compatible"\nbase_url = "{server.base_url}"\n'
+            'api_key = "sk-hidden"\nlimits = [{max_concurrency = 8}]\n'
+            '[models.fast]\nroutes = ["fake/m"]\n'
+        )
+        yield server
+
+
+@pytest.fixture
+def orchestra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run the command line here. Returns exit code, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["orchestra", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
+
+    return call

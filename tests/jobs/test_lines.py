@@ -192,3 +192,72 @@ def test_a_broken_line_names_the_column_at_which_it_breaks() -> None:
         fault = LineParser().from_json(1, raw)
         assert isinstance(fault, Fault)
         assert "at column 15;" in fault.message
+
+
+def agreed(raw: bytes, number: int = 3, **options: Any) -> str | None:
+    """Return the custom_id that the check of a line gives, which must be what reading it gives."""
+    parser = LineParser(**options)
+    checked, read = parser.check(number, raw), parser.from_json(number, raw)
+    if isinstance(checked, Fault):
+        assert checked == read
+        return None
+    assert isinstance(read, Line)
+    assert checked == read.custom_id
+    return checked
+
+
+@given(json_values, st.text(min_size=1), st.booleans(), st.sampled_from([1, 2]))
+def test_a_check_finds_what_reading_finds(extra: Any, custom_id: str, escaped: bool, number: int) -> None:
+    line = {**BATCH, "custom_id": custom_id, "body": {"x": extra, "model": "m", "messages": USER}}
+    raw = json.dumps(line, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
+    agreed(raw, number)
+    agreed(raw + b"\r\n", number)
+
+
+LINE = b"""{"custom_id": "\\u00e9", "url": "/v1/completions","body": {"model": "m", "prompt": ["\xc3\xa9", 1.5e3]}}
+"""
+
+
+@given(st.data())
+def test_a_check_of_a_spoiled_line_finds_what_reading_finds(data: st.DataObject) -> None:
+    raw = bytearray(LINE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + data.draw(st.integers(0, 1))] = data.draw(
+            st.sampled_from(
+                [b"", *(bytes([byte]) for byte in b'{}[]",:\\uUdD89eE+-.01 \t\r\nNI\x00\x0b\x7f\xc3\xed\xa0\xff')]
+            )
+        )
+    agreed(bytes(raw))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"1e400", b"-1E+400", b"9" * 400 + b".5", b"NaN", b"-Infinity", b'"\\ud800"', b'"\\uDFFF"', b"9" * 5000],
+)
+def test_a_check_sees_what_cannot_be_encoded(value: bytes) -> None:
+    assert agreed(b'{"model": "m", "prompt": "x"}') == "line-3"
+    assert agreed(b'{"model": "m", "prompt": "x", "y": %s}' % value) is None
+
+
+def test_a_check_takes_whole_characters_in_any_form() -> None:
+    for name in (b"\\ud83d\\ude00", b"\xf0\x9f\x98\x80"):
+        assert agreed(b'{"custom_id": "%s", "model": "m", "prompt": "x"}' % name) == "\U0001f600"
+
+
+def test_one_request_has_one_digest_however_it_is_written() -> None:
+    """Lines that leave a doubt are read another way, which must not show."""
+    line = {"model": "m", "prompt": "\U0001f600", "seed": 10**30, "temperature": 1e-7, "top_p": 1e22}
+    forms = [
+        json.dumps(line).encode(),
+        json.dumps(line, ensure_ascii=False).encode(),
+        b" " + json.dumps(line).encode(),
+    ]
+    entries = [LineParser().from_json(2, raw) for raw in forms] + [LineParser().from_object(2, line)]
+    assert len(set(entries)) == 1
+    assert json.loads(entries[0].body) == line  # type: ignore[union-attr]
+
+
+def test_a_model_that_cannot_be_encoded_is_refused() -> None:
+    assert agreed(b'{"prompt": "x"}', model="mod\u00e8le") == "line-3"
+    assert agreed(b'{"prompt": "x"}', model="\udc80") is None

@@ -450,11 +450,11 @@ async def test_a_slow_ledger_slows_the_sending(
     finish = manager.store.finish
     ahead = 0
 
-    def slow(id: int, ends: Any) -> None:
+    def slow(id: int, ends: Any) -> int:
         nonlocal ahead
         time.sleep(0.01)
         ahead = max(ahead, len(provider.calls) - manager.store.tally(id).ended)
-        finish(id, ends)
+        return finish(id, ends)
 
     monkeypatch.setattr(manager.store, "finish", slow)
     await job.wait()

@@ -78,6 +78,6 @@ def test_progress_says_itself() -> None:
     progress = Progress(10, 3, 1, 0, 0, whole=True, rate=2.0, seconds_left=3.0)
     assert str(progress) == "4 of 10 lines, 1 failed, 2.0 lines/s, about 3.0s left"
     assert not progress.ended
-    assert str(Progress(4, 4, 0, 0, 0, whole=False)) == "4 of 4 lines read so far"
+    assert str(Progress(4, 4, 0, 0, 0, whole=False)) == "4 of 4 lines, not all read yet"
     assert str(Progress(0, 0, 0, 0, 0, whole=False)) == "reading the requests"
     assert Progress(4, 4, 0, 0, 0, whole=True).ended

@@ -99,6 +99,55 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
             list(chunks)
 
 
+def test_no_chunk_comes_from_a_file_that_has_changed(tmp_path: Path) -> None:
+    with write(tmp_path, (RAW + b"\n") * 3500) as file:
+        chunks = file.chunks(LineParser())
+        next(chunks)
+        os.utime(tmp_path / "in.jsonl", ns=(1, 1))
+        with pytest.raises(InputError, match="changed while it was read"):
+            next(chunks)
+
+
+def test_a_file_is_read_from_any_line_and_by_several_at_once(tmp_path: Path) -> None:
+    with write(tmp_path, b"".join(b'{"model": "m", "prompt": "%d"}\n' % n for n in range(3000))) as file:
+        first, second = file.lines(), file.lines(after=2000)
+        assert next(first)[0] == 1
+        assert next(second) == (2001, b'{"model": "m", "prompt": "2000"}\n')
+        digest = file.digest()
+        assert [number for number, _ in first] == [*range(2, 3001)]
+        assert file.digest() == digest
+        assert [number for number, _ in second] == [*range(2002, 3001)]
+        assert list(file.lines(after=3000)) == []
+
+
+def test_how_far_it_was_read_is_told(tmp_path: Path) -> None:
+    with write(tmp_path, (RAW + b"\n") * 20_000) as file:
+        assert (file.digest(), file.read_bytes)[1] == 0, "that is not the check"
+        lines = file.lines()
+        next(lines)
+        assert 0 < file.read_bytes < file.size
+        assert sum(1 for _ in lines) == 19_999
+        assert file.read_bytes == file.size
+
+
+def test_opened_again_it_outlives_the_first_and_knows_what_it_was(tmp_path: Path) -> None:
+    with write(tmp_path, RAW) as file:
+        again, changed = file.again(), file.again()
+    (tmp_path / "in.jsonl").rename(tmp_path / "elsewhere")
+    assert entries(again) == [(1, False)]
+    with (tmp_path / "elsewhere").open("ab") as other:
+        other.write(b"\n" + RAW)
+    with changed, pytest.raises(InputError, match="changed while it was read"):
+        changed.check_unchanged()
+
+
+async def test_file_chunks_go_on_when_the_file_is_closed(tmp_path: Path) -> None:
+    with write(tmp_path, (RAW + b"\n") * 2500) as file:
+        chunks = file_chunks(file, LineParser(), after=200)
+        assert [line.number for line in await anext(chunks)] == [*range(201, 1201)]
+    assert [len(chunk) async for chunk in chunks] == [1000, 300]
+
+
 async def test_file_chunks_are_the_same(tmp_path: Path) -> None:
     with write(tmp_path, (RAW + b"\n") * 1500) as file:
         assert [len(chunk) async for chunk in file_chunks(file, LineParser())] == [1000, 500]

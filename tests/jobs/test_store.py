@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sqlite3
 import stat
 import subprocess
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 
 from orchestra.errors import JobError
 from orchestra.jobs.lines import Fault, Line
-from orchestra.jobs.record import End, JobRecord, LineError
+from orchestra.jobs.record import Dealt, End, JobRecord, LineError, OutletTally
 from orchestra.jobs.schema import MIGRATIONS
 from orchestra.jobs.store import JobStore
 
@@ -42,6 +45,20 @@ def filled(store: JobStore, count: int) -> JobRecord:
     store.add(job.id, [line(number) for number in range(1, count + 1)])
     store.seal(job.id)
     return job
+
+
+def open_batch(store: JobStore, job: JobRecord) -> int:
+    return store.batches.open(
+        job.id,
+        provider="openai",
+        account="f00d",
+        route="openai/m",
+        model="m",
+        path="/v1/completions",
+        headers=(),
+        window=86400.0,
+        now=1.0,
+    ).id
 
 
 def recounted(path: Path) -> list[tuple[str, int]]:
@@ -115,6 +132,30 @@ def test_a_job_ends_with_its_last_line(store: JobStore) -> None:
     assert store.jobs()[0].state == "ended"
 
 
+def test_counts_say_how_many_lines_there_will_be(store: JobStore) -> None:
+    job = store.create("j", created=1.0, model=None, deadline=None, source=None, expected=3)
+    assert store.tally(job.id).total == 3
+    store.add(job.id, [line(1), line(2)])
+    store.finish(job.id, [End(1)])
+    tally = store.tally(job.id)
+    assert (tally.total, tally.done, tally.pending, tally.whole) == (3, 1, 2, False)
+    store.add(job.id, [line(3), line(4)])
+    assert store.tally(job.id).total == 4, "what is there counts"
+    other = store.create("k", created=1.0, model=None, deadline=None, source=None, expected=9)
+    store.add(other.id, [line(1)])
+    store.seal(other.id)
+    assert (store.tally(other.id).total, store.tally(other.id).whole) == (1, True)
+
+
+def test_counts_are_there_while_somebody_reads_a_page(store: JobStore) -> None:
+    job = filled(store, 3)
+    with store.database.reading() as db:
+        assert db.execute("SELECT number FROM lines").fetchone() == (1,)
+        assert store.tally(job.id).total == 3
+        store.finish(job.id, [End(1)])
+        assert store.tally(job.id).done == 1
+
+
 def test_the_first_end_of_a_line_stands(store: JobStore) -> None:
     job = filled(store, 2)
     store.finish(job.id, [End(1, status_code=200, input_tokens=5)])
@@ -130,6 +171,92 @@ def test_fail_rest_ends_what_has_no_end(store: JobStore) -> None:
     assert store.fail_rest(job.id, LineError("expired", "too late")) == 2499
     assert store.jobs()[0].state == "ended"
     assert recounted(store.path) == [("done", 1), ("failed", 2499)]
+
+
+def numbers(store: JobStore, job: JobRecord, after: int, outlet: int | Literal["any"] | None) -> list[int]:
+    lines = store.pending(job.id, after, max_lines=4, max_bytes=1 << 20, outlet=outlet)
+    return [line.number for line in lines]
+
+
+def test_pending_lines_are_found_by_where_they_go(store: JobStore) -> None:
+    job = filled(store, 12)
+    first, second = (open_batch(store, job) for _ in range(2))
+    store.batches.deal(job.id, {0: Dealt([2, 5, 11]), first: Dealt([1, 3]), second: Dealt([4, 7, 12])})
+    store.finish(job.id, [End(3), End(5), End(6)])
+    assert numbers(store, job, 0, None) == [8, 9, 10]
+    assert numbers(store, job, 8, None) == [9, 10]
+    assert numbers(store, job, 0, 0) == [2, 11]
+    assert numbers(store, job, 0, first) == [1]
+    assert numbers(store, job, 4, second) == [7, 12]
+    assert numbers(store, job, 0, "any") == [1, 2, 4, 7]
+    assert numbers(store, job, 7, "any") == [8, 9, 10, 11]
+    assert numbers(store, job, 11, "any") == [12]
+
+
+def test_fail_rest_reaches_lines_in_batches(store: JobStore) -> None:
+    job = filled(store, 10)
+    batch = open_batch(store, job)
+    store.batches.deal(job.id, {batch: Dealt([1, 2, 3, 4]), 0: Dealt([5])})
+    store.finish(job.id, [End(1)])
+    assert store.fail_rest(job.id, LineError("cancelled", "by hand")) == 9
+    assert (store.jobs()[0].state, store.batches.pending(batch), store.tally(job.id).failed) == ("ended", 0, 9)
+
+
+def test_finish_says_how_many_took_effect(store: JobStore) -> None:
+    job = filled(store, 3)
+    assert store.finish(job.id, [End(1, usd=1.0), End(1, usd=2.0), End(9), End(2)]) == 2
+    assert store.finish(job.id, [End(2), End(3)]) == 1
+    assert store.finish(job.id, []) == 0
+    tally = store.tally(job.id)
+    assert (tally.done, tally.usd, tally.unpriced) == (3, 1.0, 2)
+    store.discard(job.id)
+    with pytest.raises(JobError, match="removed"):
+        store.finish(job.id, [End(1)])
+
+
+def test_says_what_each_outlet_did(store: JobStore) -> None:
+    job = create(store)
+    store.add(job.id, [*(line(number) for number in range(1, 8)), Fault(8, "wrong", b"x")])
+    store.finish(
+        job.id,
+        [
+            End(1, input_tokens=5, output_tokens=2, route="p/m", via="batch", usd=0.25),
+            End(2, LineError("x", "y"), input_tokens=1, route="p/m", via="batch", usd=0.5),
+            End(3, input_tokens=7, route="p/m", via="batch"),
+            End(4, route="p/m", usd=1.0),
+            End(5, LineError("x", "y")),
+            End(6, route="local/m", via="local", usd=0.0),
+        ],
+    )
+    store.fail_rest(job.id, LineError("expired", "too late"))
+    assert store.outlets(job.id) == [
+        OutletTally(None, "sync", 1, 1, 0, 0, 0.0, 0),
+        OutletTally("local/m", "local", 1, 0, 0, 0, 0.0, 0),
+        OutletTally("p/m", "batch", 3, 1, 13, 2, 0.75, 1),
+        OutletTally("p/m", "sync", 1, 0, 0, 0, 1.0, 0),
+    ]
+    tally = store.tally(job.id)
+    assert (tally.done, tally.failed, tally.usd, tally.unpriced) == (4, 4, 1.75, 1)
+    results = store.results(job.id, 0, max_lines=9, max_bytes=99)
+    assert [result.via for result in results] == ["batch"] * 3 + ["sync"] * 2 + ["local", None, None]
+    assert [result.usd for result in results] == [0.25, 0.5, None, 1.0, None, 0.0, None, None]
+
+
+@pytest.mark.parametrize("usd", [math.nan, math.inf, -1.0])
+def test_what_is_no_sum_of_money_is_unknown(store: JobStore, usd: float) -> None:
+    job = filled(store, 1)
+    store.finish(job.id, [End(1, usd=usd)])
+    tally = store.tally(job.id)
+    assert (tally.usd, tally.unpriced) == (0.0, 1)
+
+
+def test_jobs_have_a_tag_and_a_kind(store: JobStore) -> None:
+    one = create(store)
+    two = store.create("two", created=2.0, model=None, deadline=None, source=None, kind="awaited")
+    assert (one.kind, two.kind) == ("submitted", "awaited")
+    assert all(re.fullmatch(r"[0-9a-f]{12}", job.tag) for job in (one, two))
+    assert one.tag != two.tag
+    assert store.find("two") == two
 
 
 @settings(max_examples=30, deadline=None)
@@ -228,14 +355,15 @@ def test_refuses_a_newer_format(store: JobStore) -> None:
         JobStore(store.path)
 
 
-def test_refuses_a_damaged_store(store: JobStore) -> None:
-    filled(store, 2000)
+@pytest.mark.parametrize("damaged_from", [4096, 1 << 17])
+def test_refuses_a_damaged_store(store: JobStore, damaged_from: int) -> None:
+    filled(store, 5000)
     store.close()
     raw = bytearray(store.path.read_bytes())
-    raw[4096:] = os.urandom(len(raw) - 4096)
+    raw[damaged_from:] = os.urandom(len(raw) - damaged_from)
     store.path.write_bytes(raw)
-    with closing(JobStore(store.path)) as again, pytest.raises(JobError, match="damaged"):
-        again.tally(1)
+    with pytest.raises(JobError, match="damaged"), closing(JobStore(store.path)) as again:
+        again.fail_rest(1, LineError("x", "y"))
 
 
 def test_tells_of_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -246,7 +374,7 @@ def test_tells_of_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 def test_can_be_read_while_it_is_written(store: JobStore) -> None:
     job = filled(store, 3)
-    with closing(JobStore(store.path)) as reader, store._transaction() as db:
+    with closing(JobStore(store.path)) as reader, store.database.writing() as db:
         db.execute("UPDATE jobs SET done = 3")
         assert reader.tally(job.id).done == 0
 
@@ -275,12 +403,12 @@ def test_two_processes_may_write_at_once(store: JobStore) -> None:
 def test_goes_on_after_a_disk_that_was_full(tmp_path: Path) -> None:
     store = JobStore(tmp_path / "jobs.db")
     job = store.create("j", created=0.0, model=None, deadline=None, source=None)
-    store._writer.execute("PRAGMA max_page_count = 30")
+    store.database._writer.execute("PRAGMA max_page_count = 30")
     lines = [Line(n, f"id-{n}", "/v1/completions", b"x" * 4000, b"d") for n in range(1, 200)]
     with pytest.raises(JobError, match="no room left"):
         store.add(job.id, lines)
     assert store.tally(job.id).total == 0
-    store._writer.execute("PRAGMA max_page_count = 100000")
+    store.database._writer.execute("PRAGMA max_page_count = 100000")
     store.add(job.id, lines)
     assert store.tally(job.id).total == len(lines)
     store.close()
