@@ -19,7 +19,7 @@ demo: setup model  ## Chat and a bulk job on one engine, measured: no key, no se
 
 test: setup-dev model  ## All tests.
 	@echo "==> running the tests"
-	@$(BIN)/pytest -q $(ARGS)
+	@$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
 
 test-sdks: setup-dev model  ## Other SDKs and real servers, each in an environment of its own. 20 minutes and 9 GB the first time.
 	@nice $(BIN)/python tests/sdks/run.py $(ARGS)
