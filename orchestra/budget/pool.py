@@ -235,8 +235,9 @@ class Pool:
         self._post(_look)
 
     def _inspect(self, read: Callable[[Admission, float], T]) -> T:
-        self._pump()
         with self._lock:
+            if self._inbox:
+                self._turn()
             seen = read(self._admission, self._clock())
         self._pump()
         return seen
@@ -245,16 +246,20 @@ class Pool:
         inbox, lock = self._inbox, self._lock
         while inbox and lock.acquire(False):
             try:
-                now = self._clock()
-                while inbox:
-                    inbox.popleft()(now)
-                decision = self._admission.decide(now)
-                if decision is not NOBODY:
-                    self._carry_out(decision)
-                if self._loan is not None:
-                    self._loan.after_decision(self._admission)
+                self._turn()
             finally:
                 lock.release()
+
+    def _turn(self) -> None:
+        """Empty the inbox, decide, and carry that out. Who calls it has the lock."""
+        inbox, now = self._inbox, self._clock()
+        while inbox:
+            inbox.popleft()(now)
+        decision = self._admission.decide(now)
+        if decision is not NOBODY:
+            self._carry_out(decision)
+        if self._loan is not None:
+            self._loan.after_decision(self._admission)
 
     def _carry_out(self, decision: Decision) -> None:
         for ticket in decision.granted:

@@ -482,7 +482,7 @@ TestLedger.settings = settings(max_examples=25, stateful_step_count=25, deadline
 
 
 DEALER = """
-import sys
+import sys, time
 from orchestra.jobs.record import Dealt
 from orchestra.jobs.store import JobStore
 store, batch = JobStore(sys.argv[1]), int(sys.argv[2])
@@ -491,6 +491,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 while lines := store.pending(job, 0, outlet=None, max_lines=7, max_bytes=1 << 20):
     print(store.batches.deal(job, {batch: Dealt([line.number for line in lines])}), flush=True)
+    time.sleep(0.002)  # or the one that has the file may keep it until all is dealt
 """
 
 

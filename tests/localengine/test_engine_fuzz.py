@@ -97,6 +97,8 @@ def test_every_small_workload_ends_well(arrivals, blocks, slots, tokens, bound, 
         ttft=bound,
         tpot=bound,
         bulk_min_share=share,
+        # with a single slot the last one waits for all that the others compute, twice where they are displaced
+        stall=300 + 2 * sum(n * (prompt + output) for _, prompt, output, _, n in arrivals),
     )
     for traffic, prompt, output, pause, n in arrivals:
         first = lab.add(traffic, prompt, max_tokens=output)

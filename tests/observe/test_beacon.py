@@ -98,7 +98,7 @@ def test_it_tells_who_it_is_and_what_it_does(show):
     assert seen.told["snapshot"] == {"pools": []}
     assert (seen.told["pid"], seen.told["config"], seen.told["format"]) == (os.getpid(), "/etc/orchestra.toml", 1)
     assert 0 <= seen.told["uptime"] < 5
-    assert "pytest" in seen.told["program"]
+    assert ("pytest" if "PYTEST_XDIST_WORKER" not in os.environ else "python") in seen.told["program"]
 
 
 def test_the_program_is_named_without_its_arguments(monkeypatch):
