@@ -6,14 +6,16 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from orchestra.call import Outcome, read_json
 from orchestra.errors import StreamInterrupted
-from orchestra.openai_types import ChatCompletionChunk, CompletionUsage
 from orchestra.providers.sse import EventSplitter, event_data
+
+if TYPE_CHECKING:
+    from orchestra.openai_types import ChatCompletionChunk, CompletionUsage
 
 __all__ = ["ChatStream", "StreamBlock", "error_message"]
 
@@ -81,6 +83,8 @@ class ChatStream:
         self._payloads.extend(payload for event in events if (payload := event_data(event)) is not None)
 
     def _read_chunk(self, payload: bytes) -> ChatCompletionChunk:
+        from orchestra.openai_types import ChatCompletionChunk  # on use: see `Orchestra.chat`
+
         try:
             return ChatCompletionChunk.model_validate_json(payload)
         except ValidationError:

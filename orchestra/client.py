@@ -21,7 +21,6 @@ from orchestra.config import LOCAL, Config, load_config, parse_config
 from orchestra.dispatch import Dispatcher
 from orchestra.errors import ConnectionFailed, InputError, UnknownModelError
 from orchestra.local_route import LocalRoute
-from orchestra.openai_types import ChatCompletion
 from orchestra.own_calls import chat_payload, embeddings_payload, originate, provider_error, read_vectors
 from orchestra.policies.traffic import TrafficClass
 from orchestra.tagging import current_tag
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from orchestra.localengine import LocalEngine
     from orchestra.observe.beacon import Beacon
     from orchestra.observe.events import EventBus
+    from orchestra.openai_types import ChatCompletion
 
 __all__ = ["DEFAULTS", "Orchestra"]
 
@@ -163,6 +163,8 @@ class Orchestra:
         """
         if params.pop("stream", None):
             raise InputError("chat() returns the whole answer; stream() streams one", param="stream")
+        from orchestra.openai_types import ChatCompletion  # on use: whoever uses an SDK needs no types of ours
+
         outcome = await self._answer(model, messages, params)
         body = await outcome.read()
         try:

@@ -137,10 +137,8 @@ def test_constraints_pin_what_we_depend_on():
 
 def test_import_orchestra_is_light():
     code = (
-        "import sys, time; start = time.process_time();"
-        "import asyncio, httpx, httpx2, pydantic; type('M', (pydantic.BaseModel,), {});"
-        "began = time.process_time(); import orchestra; orchestra.Orchestra;"
-        "took = (time.process_time() - began) / (began - start);"
+        "import sys, time, httpx, httpx2, pydantic; type('M', (pydantic.BaseModel,), {});"
+        "began = time.process_time(); import orchestra; orchestra.Orchestra; took = time.process_time() - began;"
         "heavy = {'torch', 'numpy', 'gguf', 'tokenizers', 'matplotlib', 'openai', 'jinja2'} & set(sys.modules);"
         "print(sorted(heavy), took)"
     )
@@ -148,8 +146,8 @@ def test_import_orchestra_is_light():
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in "123"
     ]
     assert all(run.stdout.startswith("[] ") for run in runs), runs[0].stdout
-    # 0.2 processor seconds where what it builds on takes 0.25, and the best of three: the machine may be slow
-    assert min(float(run.stdout.split()[-1]) for run in runs) < 0.2 / 0.25
+    # processor seconds, and the best of three: the machine may be busy with something else
+    assert min(float(run.stdout.split()[-1]) for run in runs) < 0.2
 
 
 @pytest.mark.model

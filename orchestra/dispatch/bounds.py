@@ -46,6 +46,9 @@ class Bounds:
     def whole(self) -> str:
         """Return the bound of the whole call in words: ``the call's timeout of 2.0s``."""
         seconds = math.inf if self.call.expires_at is None else max(0.0, self.call.expires_at - self.started)
+        seconds = round(
+            seconds, 2
+        )  # what passed between the caller's saying so and our beginning is no part of it
         if self.call.traffic is TrafficClass.INTERACTIVE:
             return f"the call's timeout of {format_duration(seconds)}"
         return f"the {format_duration(seconds)} that the call's deadline left it"

@@ -27,10 +27,7 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
 
 
 def test_the_first_use_is_quick() -> None:
-    """Beyond what pydantic and the HTTP libraries take themselves: 150 ms where those take 250.
-
-    As a share of that, in CPU time, and the best of several: the machine may be busy, or slow.
-    """
+    """Beyond what pydantic and the HTTP libraries take themselves. In CPU time: the machine may be busy."""
     code = (
         "import time\n"
         "start = time.process_time()\n"
@@ -40,8 +37,8 @@ def test_the_first_use_is_quick() -> None:
         "import orchestra; orchestra.Orchestra; orchestra.http_client; orchestra.bulk; orchestra.InputError\n"
         "print(time.process_time() - began, began - start)"
     )
-    runs = [tuple(map(float, run(code).split())) for _ in range(5)]
-    assert min(ours / theirs for ours, theirs in runs) < 0.15 / 0.25, runs
+    runs = [tuple(map(float, run(code).split())) for _ in range(3)]
+    assert min(ours for ours, _ in runs) < 0.15, runs
 
 
 def test_the_first_use_loads_only_what_it_uses() -> None:
