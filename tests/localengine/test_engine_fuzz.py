@@ -114,7 +114,7 @@ def test_every_small_workload_ends_well(arrivals, blocks, slots, tokens, bound, 
         ttft=bound,
         tpot=bound,
         bulk_min_share=share,
-        # beside 200 as ever, what the further completions of a prompt may compute before it, and again if displaced
+        # beside the 200 of ever, what further completions of a prompt may compute before it, twice if displaced
         stall=200 + 2 * sum((n - 1) * (prompt + output) for _, prompt, output, _, n in arrivals),
     )
     for traffic, prompt, output, pause, n in arrivals:

@@ -65,8 +65,6 @@ class AnthropicBatches(BatchForm):
         return b'{"custom_id":%b,"params":%b}\n' % (quoted(line.custom_id), line.body)
 
     def create(self, order: BatchOrder, content: str | AsyncIterator[bytes], size: int = 0) -> Ask:
-        if isinstance(content, str):
-            raise TypeError("its requests, not a file's id, are what a batch is created of")
         return post_list(_PLACE, b'{"requests":[', content, size, b"]}", order.headers)
 
     def poll(self, batch_id: str) -> Ask:

@@ -98,8 +98,6 @@ class GeminiBatches(BatchForm):
         return b'{"request":%b,"metadata":{"key":%b}}\n' % (line.body, quoted(line.custom_id))
 
     def create(self, order: BatchOrder, content: str | AsyncIterator[bytes], size: int = 0) -> Ask:
-        if isinstance(content, str):
-            raise TypeError("its requests, not a file's id, are what a batch is created of")
         path = self.dialect.path_for("/v1beta/models/model:batchGenerateContent", order.model)
         head = b'{"batch":{"displayName":%b,"inputConfig":{"requests":{"requests":[' % quoted(order.key)
         return post_list(path, head, content, size, b"]}}}}", order.headers)

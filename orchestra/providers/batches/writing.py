@@ -26,12 +26,15 @@ def post_line(path: str, line: AsyncIterator[bytes], size: int, headers: Headers
 
 
 def post_list(
-    path: str, head: bytes, lines: AsyncIterator[bytes], size: int, tail: bytes, headers: Headers = ()
+    path: str, head: bytes, lines: str | AsyncIterator[bytes], size: int, tail: bytes, headers: Headers = ()
 ) -> Ask:
     """Return a POST of a JSON object that ends in a list of ``lines``: of ``size`` bytes, newlines included.
 
-    ``head`` is the object up to the list's bracket, ``tail`` what follows the last element.
+    ``head`` is the object up to the list's bracket, ``tail`` what follows the last element. Raises TypeError for a
+    file's id in place of the lines.
     """
+    if isinstance(lines, str):
+        raise TypeError("its requests, not a file's id, are what a batch is created of")
     length = len(head) + size - 1 + len(tail)  # each newline but the last becomes a comma
     body = _of_length(_listed(head, lines, tail), length)
     return Ask("POST", path, body, (*_JSON, _length(length), *headers))
