@@ -17,7 +17,7 @@ from orchestra.budget import Budget
 from orchestra.call import Call, Outcome
 from orchestra.chat_stream import StreamBlock
 from orchestra.clock import wall
-from orchestra.config import LOCAL, Config, load_config, parse_config
+from orchestra.config import LOCAL, Config, default_config, load_config, parse_config
 from orchestra.dispatch import Dispatcher
 from orchestra.errors import ConnectionFailed, InputError, UnknownModelError
 from orchestra.local_route import LocalRoute
@@ -41,14 +41,7 @@ if TYPE_CHECKING:
     from orchestra.observe.events import EventBus
     from orchestra.openai_types import ChatCompletion
 
-__all__ = ["DEFAULTS", "Orchestra"]
-
-DEFAULTS = parse_config(
-    {"providers": {"openai": {"kind": "openai"}}, "local": {"smollm2": {"weights": "smollm2-135m"}}},
-    source="defaults",
-)
-"""What holds where no settings are given: ``local/smollm2`` is the small model in this process, and calls to known
-hosts are metered, with the caller's own key and without a limit of ours."""
+__all__ = ["Orchestra"]
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -68,7 +61,7 @@ class Orchestra:
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        self.config = DEFAULTS if config is None else config
+        self.config = default_config() if config is None else config
         self._local = {name: LocalRoute(name, local) for name, local in self.config.local.items()}
         self._budget = Budget(self.config.traffic, backend=self.config.budget)
         self._wire = HttpWire(self.config.network.client)

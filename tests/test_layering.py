@@ -22,6 +22,7 @@ FLOORS = {
     "kinds": 1,
     "config": 1,
     "clock": 1,
+    "sqlite_wal": 1,
     "call": 1,
     "openai_types": 1,
     "testing": 1,

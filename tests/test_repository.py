@@ -135,21 +135,6 @@ def test_constraints_pin_what_we_depend_on():
     assert names - {project["name"]} <= set(pins)
 
 
-def test_import_orchestra_is_light():
-    code = (
-        "import sys, time, httpx, httpx2, pydantic; type('M', (pydantic.BaseModel,), {});"
-        "began = time.process_time(); import orchestra; orchestra.Orchestra; took = time.process_time() - began;"
-        "heavy = {'torch', 'numpy', 'gguf', 'tokenizers', 'matplotlib', 'openai', 'jinja2'} & set(sys.modules);"
-        "print(sorted(heavy), took)"
-    )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in "123"
-    ]
-    assert all(run.stdout.startswith("[] ") for run in runs), runs[0].stdout
-    # processor seconds, and the best of three: the machine may be busy with something else
-    assert min(float(run.stdout.split()[-1]) for run in runs) < 0.2
-
-
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_the_readmes_first_program_runs_as_it_stands(tmp_path):

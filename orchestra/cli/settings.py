@@ -21,12 +21,14 @@ def find_settings(path: Path | None) -> tuple[Config, str]:
     They are those of ``path``; without it those of orchestra.toml in this folder; without that the embedded ones.
     Raises ConfigError naming the file, the place in it and the remedy.
     """
-    from orchestra.client import DEFAULTS
-    from orchestra.config import load_config
+    from orchestra.config import default_config, load_config
 
     if path is None and not DEFAULT_CONFIG.exists():
-        models = ", ".join(f"local/{name}" for name in DEFAULTS.local)
-        return DEFAULTS, f"no orchestra.toml here: embedded defaults, with the model {models} in this process"
+        models = ", ".join(f"local/{name}" for name in default_config().local)
+        return (
+            default_config(),
+            f"no orchestra.toml here: embedded defaults, with the model {models} in this process",
+        )
     file = path or DEFAULT_CONFIG
     return load_config(file), str(file)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from orchestra.config.account import LimitsConfig, PriceConfig, ProviderConfig, ServiceTiersConfig
 from orchestra.config.batch import BatchConfig
-from orchestra.config.reading import load_config, parse_config
+from orchestra.config.reading import default_config, load_config, parse_config
 from orchestra.config.settings import (
     LOCAL,
     BudgetConfig,
@@ -36,6 +36,7 @@ __all__ = [
     "ProviderConfig",
     "ServiceTiersConfig",
     "TrafficConfig",
+    "default_config",
     "load_config",
     "parse_config",
 ]

@@ -1,11 +1,9 @@
 """The settings of an account at a provider: where it is, what it may use, and what that costs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -48,7 +46,7 @@ class LimitsConfig(Section):
     burst_seconds: Rate = 60.0
 
     @model_validator(mode="after")
-    def _one_way_to_count(self) -> LimitsConfig:
+    def _one_way_to_count(self) -> Self:
         if self.window == "fixed" and "burst_seconds" in self.model_fields_set:
             raise ValueError('burst_seconds means nothing with window = "fixed": leave out one of the two')
         return self
@@ -100,9 +98,9 @@ class ProviderConfig(Section):
     api_key: str | None = Field(default=None, repr=False, min_length=1)
     limits: tuple[LimitsConfig, ...] = ()
     prices: tuple[PriceConfig, ...] = ()
-    batch: BatchConfig = BatchConfig()
+    batch: BatchConfig = Field(default_factory=BatchConfig)
     priority: Annotated[bool, Field(strict=True)] = False
-    service_tiers: ServiceTiersConfig = ServiceTiersConfig()
+    service_tiers: ServiceTiersConfig = Field(default_factory=ServiceTiersConfig)
 
     @model_validator(mode="before")
     @classmethod
@@ -116,7 +114,7 @@ class ProviderConfig(Section):
     @classmethod
     def _known_kind(cls, value: Any) -> Any:
         if value not in list(KINDS):
-            near = closest(value, list(KINDS)) if isinstance(value, str) else []
+            near = closest(value, KINDS) if isinstance(value, str) else []
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ValueError(f"must be one of {', '.join(KINDS)}{hint}")
         return value

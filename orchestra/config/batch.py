@@ -1,8 +1,6 @@
 """The settings of a provider's batch endpoint."""
 
-from __future__ import annotations
-
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -41,7 +39,7 @@ class BatchConfig(Section):
     cancelling_seconds: _Seconds | None = None
 
     @model_validator(mode="after")
-    def _in_order(self) -> BatchConfig:
+    def _in_order(self) -> Self:
         for short, long in (("window_seconds", "window_max_seconds"), ("poll_seconds", "poll_max_seconds")):
             if getattr(self, short) > getattr(self, long):
                 raise ValueError(f"{short} may not be above {long}, which is {getattr(self, long):g}")

@@ -1,19 +1,23 @@
 """What the sections of the settings are made of."""
 
-from __future__ import annotations
-
-import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 __all__ = ["FileName", "Price", "Rate", "Section", "Share", "closest", "nearest"]
 
+
+def _without_nul(name: str) -> str:
+    if "\0" in name:
+        raise ValueError("must be the name of a file, without a zero byte")
+    return name
+
+
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Price = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False, strict=True)]
-FileName = Annotated[str, Field(min_length=1), AfterValidator(lambda name: _without_nul(name))]
+FileName = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
 
 
 class Section(BaseModel):
@@ -22,9 +26,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # importing builds nothing
 
 
-def closest(word: str, known: Sequence[str]) -> list[str]:
-    """Return the one of ``known`` that ``word`` most resembles, or nothing where it resembles none."""
-    return difflib.get_close_matches(word, known, n=1)
+def closest(word: str, known: Iterable[str], *, at_least: float = 0.6) -> list[str]:
+    """Return the one of ``known`` that ``word`` most resembles, or nothing where it resembles none.
+
+    ``at_least`` is how alike two words must be, from 0 to 1: difflib's ratio.
+    """
+    import difflib  # where something is wrong only
+
+    return difflib.get_close_matches(word, list(known), n=1, cutoff=at_least)
 
 
 def nearest(word: str, known: Any) -> str:
@@ -34,9 +43,3 @@ def nearest(word: str, known: Any) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known here: {', '.join(sorted(options))}" if options else ""
-
-
-def _without_nul(name: str) -> str:
-    if "\0" in name:
-        raise ValueError("must be the name of a file, without a zero byte")
-    return name

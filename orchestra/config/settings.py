@@ -1,10 +1,8 @@
 """The settings as a whole, and their sections beside those of the providers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -128,14 +126,14 @@ class Config(Section):
     providers: Mapping[str, ProviderConfig] = Field(default_factory=dict)
     models: Mapping[str, ModelConfig] = Field(default_factory=dict)
     local: Mapping[str, LocalConfig] = Field(default_factory=dict)
-    traffic: TrafficConfig = TrafficConfig()
-    budget: BudgetConfig = BudgetConfig()
-    bulk: BulkConfig = BulkConfig()
-    network: NetworkConfig = NetworkConfig()
-    observe: ObserveConfig = ObserveConfig()
+    traffic: TrafficConfig = Field(default_factory=TrafficConfig)
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
+    bulk: BulkConfig = Field(default_factory=BulkConfig)
+    network: NetworkConfig = Field(default_factory=NetworkConfig)
+    observe: ObserveConfig = Field(default_factory=ObserveConfig)
 
     @model_validator(mode="after")
-    def _routes_exist(self) -> Config:
+    def _routes_exist(self) -> Self:
         for name in (*self.providers, *self.local):
             if "/" in name:
                 raise ValueError(f"the name {name!r} may not contain a slash")

@@ -22,7 +22,7 @@ from orchestra.dispatch.seen_output import SeenOutput
 from orchestra.dispatch.tiers import billed_as, cost_at_least, tier_cost
 from orchestra.errors import ConnectionFailed, InputError, OrchestraError, PriceUnknown, ProviderError
 from orchestra.observe.events import EventKind
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 from orchestra.providers import Endpoint, FormatError, expected_usage
 from orchestra.wire import Wire, WireResponse
 

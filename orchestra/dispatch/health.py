@@ -11,7 +11,7 @@ from orchestra.call import Call
 from orchestra.dispatch.route_table import Target
 from orchestra.durations import format_duration
 from orchestra.policies.breaker import BreakerState, CircuitBreaker
-from orchestra.policies.retry import RetryBudget
+from orchestra.policies.retry_budget import RetryBudget
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["RouteHealth"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 
 from orchestra.call import ORIGIN, Call, Outcome
 from orchestra.config import LOCAL, Config
+from orchestra.config.section import closest
 from orchestra.dispatch.accounts import Account
 from orchestra.errors import ConfigError, InputError, UnknownModelError
 from orchestra.providers import Endpoint, endpoint_at
@@ -85,7 +85,7 @@ class RouteTable:
 
     def near_miss(self, model: str | None) -> str | None:
         """Return the entry of ``[models]`` that ``model`` is probably a slip for, if there is one."""
-        close = difflib.get_close_matches(model or "", self._models, n=1, cutoff=_NEAR)
+        close = closest(model or "", self._models, at_least=_NEAR)
         return close[0] if close else None
 
     def check(self, model: str) -> None:
@@ -126,7 +126,7 @@ class RouteTable:
         if model is None:
             return InputError("the request names no model", param="model")
         known = [*self._models, *(f"{LOCAL}/{name}" for name in self._local)]
-        close = difflib.get_close_matches(model, known, n=1)
+        close = closest(model, known)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         there = ", ".join(sorted(known)) or "none"
         return UnknownModelError(

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from orchestra.errors import JobError
 from orchestra.jobs.schema import APPLICATION_ID, MIGRATIONS
+from orchestra.sqlite_wal import use_wal
 
 __all__ = ["Database", "columns", "page", "slices", "storable"]
 
@@ -24,6 +25,8 @@ _T = TypeVar("_T")
 _READERS = 3
 _PATIENCE = 1.0
 """Seconds that a fork waits at most for who is about something."""
+_BUSY = 30.0
+"""Seconds that another process may keep the file to itself."""
 _MOST_ROWS = 1000
 
 
@@ -186,9 +189,9 @@ class Database:
             self._readers.put(reader)
 
     def _connect(self, *, cache_kib: int) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self.path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            use_wal(connection, patience=_BUSY)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute(f"PRAGMA cache_size = -{cache_kib}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,15 +69,17 @@ class JobManager:
         self._window = window
         self._patience = patience
         self._store: JobStore | None = None
+        self._opening = threading.Lock()  # a submit opens it in a thread of its own
         self._running: dict[str, Job] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
     @property
     def store(self) -> JobStore:
         """The ledger. Raises JobError where it cannot be used."""
-        if self._store is None:
-            self._store = JobStore(self._path)
-        return self._store
+        with self._opening:
+            if self._store is None:
+                self._store = JobStore(self._path)
+            return self._store
 
     def list(self) -> list[JobRecord]:
         """Return all jobs of the ledger, newest first."""

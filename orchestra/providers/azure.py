@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from orchestra.call import Charge, Headers, Usage
-from orchestra.policies.retry import Fault
+from orchestra.policies.fault import Fault
 from orchestra.providers.base import Endpoint, in_path
 from orchestra.providers.openai import OpenAICompatible, used_by
 

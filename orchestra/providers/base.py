@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from orchestra.call import Charge, Headers, RateLimit, Usage
 from orchestra.errors import InputError
-from orchestra.policies.retry import Fault
+from orchestra.policies.fault import Fault
 from orchestra.policies.traffic import TrafficClass
 from orchestra.providers.hints import read_limits
 

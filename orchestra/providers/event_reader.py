@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import Any, Protocol
 
 from orchestra.call import Usage, read_json
-from orchestra.policies.retry import Fault
+from orchestra.policies.fault import Fault
 from orchestra.providers.base import FormatError
 from orchestra.providers.sse import BOM, EventSplitter
 

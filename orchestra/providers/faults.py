@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestra.call import read_json
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 
 __all__ = ["as_error", "error_object", "status_fault"]
 

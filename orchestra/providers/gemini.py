@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from orchestra.call import Charge, Headers, RateLimit, Usage, read_json
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader, as_tier, in_path
 from orchestra.providers.estimate import estimate_tokens
 from orchestra.providers.event_reader import PlainStreamReader

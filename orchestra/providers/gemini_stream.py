@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestra.call import Usage
-from orchestra.policies.retry import Fault
+from orchestra.policies.fault import Fault
 from orchestra.providers.base import FormatError
 from orchestra.providers.event_reader import EventReader
 from orchestra.providers.faults import as_error

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestra.call import Charge, Headers, RateLimit, Usage
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 from orchestra.providers.hints import demanded_wait
 from orchestra.providers.openai import OpenAICompatible, used_by
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestra.call import Headers, Usage
-from orchestra.policies.retry import Fault
+from orchestra.policies.fault import Fault
 from orchestra.providers.self_hosted import SelfHosted
 
 __all__ = ["LlamaCpp"]

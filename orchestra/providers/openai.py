@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestra.call import Charge, Headers, Usage, read_json
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader
 from orchestra.providers.estimate import estimate_tokens
 from orchestra.providers.event_reader import PlainStreamReader

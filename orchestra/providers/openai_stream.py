@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestra.call import Usage
-from orchestra.policies.retry import Fault
+from orchestra.policies.fault import Fault
 from orchestra.providers.base import as_tier
 from orchestra.providers.event_reader import EventReader, PlainStreamReader
 from orchestra.providers.faults import as_error

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from orchestra.call import Headers
-from orchestra.policies.retry import Fault
+from orchestra.policies.fault import Fault
 from orchestra.providers.hints import demanded_wait
 from orchestra.providers.openai import OpenAICompatible
 

@@ -11,8 +11,7 @@ import pytest
 
 import orchestra
 from orchestra import Orchestra
-from orchestra.client import DEFAULTS
-from orchestra.config import BulkConfig
+from orchestra.config import BulkConfig, default_config
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
@@ -24,7 +23,7 @@ URL = "https://api.openai.com/v1/chat/completions"
 @pytest.fixture(scope="module")
 def orc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
     store = BulkConfig(store=str(tmp_path_factory.mktemp("bulk") / "jobs.db"))
-    made = Orchestra(DEFAULTS.model_copy(update={"bulk": store}))
+    made = Orchestra(default_config().model_copy(update={"bulk": store}))
     yield made
     asyncio.run(made.aclose())
 

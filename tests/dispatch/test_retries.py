@@ -19,7 +19,8 @@ from orchestra.errors import (
     StreamInterrupted,
 )
 from orchestra.policies.breaker import CircuitBreaker
-from orchestra.policies.retry import RetryBudget, RetryPolicy
+from orchestra.policies.retry import RetryPolicy
+from orchestra.policies.retry_budget import RetryBudget
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import Reply, ScriptedProvider, StreamScript
 

@@ -9,7 +9,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -423,3 +425,20 @@ def test_a_damaged_schema_is_told(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     with pytest.raises(JobError, match="damaged"):
         JobStore(path)
+
+
+def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    """SQLite refuses the switch to write-ahead mode at once where two make it, whatever its timeout says."""
+    for turn in range(10):
+        path = tmp_path / f"{turn}.db"
+        gate = threading.Barrier(8)
+
+        def opened(path: Path = path, gate: threading.Barrier = gate) -> JobStore:
+            gate.wait()
+            return JobStore(path)
+
+        with ThreadPoolExecutor(8) as pool:
+            stores = [future.result() for future in [pool.submit(opened) for _ in range(8)]]
+        for one in stores:
+            assert one.jobs() == []
+            one.close()

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from tenacity import RetryCallState, Retrying
 from tenacity.wait import wait_fixed
 
-from orchestra.policies.retry import Fault, Recovery, RetryBudget, RetryPolicy, wait_full_jitter
+from orchestra.policies.course import wait_full_jitter
+from orchestra.policies.fault import Fault, Recovery
+from orchestra.policies.retry import RetryPolicy
+from orchestra.policies.retry_budget import RetryBudget
 from orchestra.policies.traffic import TrafficClass
 
 INTERACTIVE, BULK = TrafficClass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 from orchestra.policies.routing import Itinerary, Step, moves_on
 from orchestra.policies.traffic import TrafficClass
 

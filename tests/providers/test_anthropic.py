@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra.call import Charge, RateLimit, Usage
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 from orchestra.providers import Endpoint, FormatError, StreamReader, provider_of_kind
 from orchestra.providers.estimate import estimate_tokens
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra.call import Call, Charge, Usage
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 from orchestra.providers import Endpoint, FormatError, StreamReader, gemini, provider_of_kind
 from orchestra.providers.estimate import estimate_tokens
 

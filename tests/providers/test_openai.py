@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestra.call import Charge, Usage
-from orchestra.policies.retry import Recovery
+from orchestra.policies.fault import Recovery
 from orchestra.providers import Endpoint, FormatError, StreamReader, provider_of_kind
 
 SAMPLES = Path(__file__).parent.parent / "samples"

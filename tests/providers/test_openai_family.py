@@ -12,7 +12,7 @@ from orchestra.call import Charge, Headers, RateLimit, Usage
 from orchestra.config import parse_config
 from orchestra.errors import ConfigError
 from orchestra.kinds import KINDS
-from orchestra.policies.retry import Fault, Recovery
+from orchestra.policies.fault import Fault, Recovery
 from orchestra.policies.traffic import TrafficClass
 from orchestra.providers import Endpoint, Provider, StreamReader, provider_of_kind
 

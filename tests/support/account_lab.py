@@ -17,7 +17,8 @@ from orchestra.budget.admission import Admission
 from orchestra.budget.bucket import Bucket
 from orchestra.budget.ticket import Ticket
 from orchestra.call import Charge, RateLimit
-from orchestra.policies.retry import Fault, Recovery, RetryPolicy
+from orchestra.policies.fault import Fault, Recovery
+from orchestra.policies.retry import RetryPolicy
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing.limiter import Limiter, Limits, Tenant
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 from orchestra.budget.shared.account import Account, Reply, Request
 from orchestra.budget.shared.store import StoreError
 from orchestra.errors import ConfigError
+from orchestra.sqlite_wal import use_wal
 
 __all__ = ["SqliteStore", "boot_id"]
 
@@ -166,7 +167,7 @@ class SqliteStore:
             raise StoreError(f"{self.path}: {message}") from None
         db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            db.execute("PRAGMA journal_mode = WAL")
+            use_wal(db, patience=_BUSY_SECONDS)
             db.execute("PRAGMA synchronous = NORMAL")
             self._migrate(db)
         except sqlite3.Error as error:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestra.call import read_json
-from orchestra.policies.retry import Recovery
+from orchestra.policies.fault import Recovery
 from orchestra.providers.base import FormatError, Provider
 from orchestra.providers.batches.base import BatchState, LineResult
 from orchestra.providers.faults import as_error
