@@ -15,19 +15,18 @@ __all__ = ["apply_plan", "commit_step"]
 
 def apply_plan(state: SchedulerState, plan: StepPlan) -> list[RowInput]:
     """Do what the plan decided about slots and blocks; return the rows to run."""
-    for blocks in plan.loans.values():  # before the lender might let go of them
-        state.pool.retain(blocks)
+    for request_id, blocks in plan.matched.items():  # before anybody might let go of them, or evict them
+        state.pool.retain(blocks, state.get(request_id).traffic)
     for request_id in plan.displaced:
         state.displace(request_id)
     for request_id in plan.admitted:
-        state.admit(request_id, plan.loans.get(request_id, ()))
+        state.admit(request_id, plan.matched.get(request_id, ()))
     rows = []
     for row in plan.rows:
-        seq = state.find(row.request_id)
-        assert seq is not None, "the plan is of another state"
+        seq = state.get(row.request_id)
         end = row.start + row.count
         if (missing := state.pool.blocks_for(end) - len(seq.block_table)) > 0:
-            seq.block_table += state.pool.allocate(missing)
+            seq.block_table += state.pool.allocate(missing, seq.traffic)
         seq.last_turn = state.turns
         state.turns += 1
         rows.append(
@@ -62,6 +61,8 @@ def commit_step(
         if seq is None or seq.epoch != row.epoch:
             continue
         seq.num_computed += row.count
+        if row.count > seq.num_computed % state.pool.block_size:  # it has filled a block
+            state.publish(seq)
         output = by_row.get((row.request_id, row.epoch))
         if output is not None:
             # what a displaced prompt computes again is known already

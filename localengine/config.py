@@ -27,7 +27,11 @@ class EngineConfig:
     on a machine too slow for the target, it would stop bulk and gain next to nothing.
     ``bulk_min_share``: the share of the computed tokens that bulk gets under endless interactive load; with 0 it
     may get none.
-    ``interactive_slots``: of ``max_num_seqs``, those that bulk never takes; nor that share of the KV cache.
+    ``interactive_slots``: of ``max_num_seqs``, those that bulk never takes.
+    ``interactive_cache``: the share of the KV cache that bulk never takes, neither from interactive requests that
+    run nor from what is kept of earlier ones. None: as of the slots.
+    ``prefix_cache``: whether what was computed of a prompt is kept for others that begin alike, for as long as
+    there is room.
     ``max_waiting``: requests of one class that may wait; one more raises EngineBusy. None is unbounded.
 
     Raises ValueError, naming the setting, where a value is outside its range.
@@ -42,6 +46,8 @@ class EngineConfig:
     tpot_target_ms: float = 150.0
     bulk_min_share: float = 0.0
     interactive_slots: int = 2
+    interactive_cache: float | None = None
+    prefix_cache: bool = True
     max_waiting: int | None = None
 
     def __post_init__(self) -> None:
@@ -58,6 +64,11 @@ class EngineConfig:
                 raise ValueError(f"{name} must be a number of milliseconds above 0, not {value!r}")
         if not (_is_number(self.bulk_min_share) and 0 <= self.bulk_min_share < 1):
             raise ValueError(f"bulk_min_share must be at least 0 and below 1, not {self.bulk_min_share!r}")
+        share = self.interactive_cache
+        if share is not None and not (_is_number(share) and 0 <= share < 1):
+            raise ValueError(f"interactive_cache must be at least 0 and below 1, not {share!r}")
+        if not isinstance(self.prefix_cache, bool):
+            raise ValueError(f"prefix_cache must be true or false, not {self.prefix_cache!r}")
         if self.step_tokens < self.max_num_seqs:
             raise ValueError(
                 f"step_tokens ({self.step_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "

@@ -90,9 +90,17 @@ class LocalEngine:
         await self.close()
 
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, traffic: Traffic = "interactive"
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        traffic: Traffic = "interactive",
+        cache_salt: str | None = None,
     ) -> DeltaStream:
         """Stream an answer, delta by delta.
+
+        Requests that begin alike share what was computed for them, among those of one ``cache_salt``: give each
+        tenant its own where the time of an answer must not tell what another asked.
 
         The first read raises PromptError (PromptTooLong) where the prompt can never be served, EngineBusy where
         the waiting queue is full; any read raises EngineClosed or EngineDied where the engine ended.
@@ -100,16 +108,21 @@ class LocalEngine:
         params, kind = sampling or SamplingParams(), TrafficClass(traffic)
 
         async def submit() -> Ticket:
-            return await self._submit(prompt, params, kind)
+            return await self._submit(prompt, params, kind, cache_salt)
 
         return DeltaStream(submit)
 
     async def complete(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, traffic: Traffic = "interactive"
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        traffic: Traffic = "interactive",
+        cache_salt: str | None = None,
     ) -> Completion:
-        """A whole answer. Raises as `stream` does."""
+        """A whole answer, asked for and raising as `stream` does."""
         parts: list[list[Delta]] = [[] for _ in range(sampling.n if sampling else 1)]
-        async with self.stream(prompt, sampling, traffic=traffic) as deltas:
+        async with self.stream(prompt, sampling, traffic=traffic, cache_salt=cache_salt) as deltas:
             async for delta in deltas:
                 parts[delta.index].append(delta)
         first, *others = map(_whole, parts)
@@ -154,14 +167,16 @@ class LocalEngine:
         worker = self._worker
         return worker.history() if worker is not None else []
 
-    async def _submit(self, prompt: Prompt, params: SamplingParams, traffic: TrafficClass) -> Ticket:
+    async def _submit(
+        self, prompt: Prompt, params: SamplingParams, traffic: TrafficClass, cache_salt: str | None
+    ) -> Ticket:
         submitted = time.monotonic()
         worker = self._running_worker(restart=False)
         model = await self._ready(worker)
         task = functools.partial(take_in, model, worker.capacity(traffic), prompt, params)
         intake = task() if is_quick(prompt, params) else await asyncio.to_thread(task)
         numbers = [next(self._numbers) for _ in range(params.n)]
-        generations = intake.generations(model, numbers, traffic, submitted)
+        generations = intake.generations(model, numbers, traffic, submitted, cache_salt)
         worker.submit(generations)
         return Ticket(generations[0].buffer, functools.partial(self._cancel, worker, numbers))
 

@@ -93,7 +93,7 @@ class Generation:
                 text,
                 (token_id,),
                 reason,
-                Usage(prompt_tokens=seq.num_prompt, completion_tokens=seq.num_output),
+                Usage(seq.num_prompt, seq.num_output, seq.num_cached or 0),
                 Timing(queue=began - self._submitted, ttft=self._times[0], tokens=tuple(self._times)),
                 self._assembler.stop,
                 self._index,

@@ -35,7 +35,12 @@ class Intake:
     parallel: bool
 
     def generations(
-        self, model: LoadedModel, numbers: AbstractSequence[int], traffic: TrafficClass, submitted: float
+        self,
+        model: LoadedModel,
+        numbers: AbstractSequence[int],
+        traffic: TrafficClass,
+        submitted: float,
+        cache_salt: str | None = None,
     ) -> list[Generation]:
         """One for each completion; ``numbers`` are their request ids."""
         buffer = DeltaBuffer(len(numbers))
@@ -53,6 +58,7 @@ class Intake:
                 noise_key=key + index,
                 end_ids=self.end_ids,
                 constraint=self.constraints[index] if self.constraints else None,
+                cache_salt=cache_salt,
             )
             kin.append(seq)
         for seq in kin if len(kin) > 1 else ():

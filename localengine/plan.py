@@ -6,10 +6,12 @@ admitted before bulk is looked at, and displaces bulk where slots or blocks are 
 step for as long as the predicted time stays within a bound, so that an interactive request which is decoding, or
 one that arrives meanwhile, never waits for a giant step.
 
-Blocks: admission takes blocks for the whole current sequence and leaves one spare block for each running sequence
-that can still grow, so that nothing is admitted only to be displaced by the next growth. Growth that finds no
+Blocks: admission takes blocks for the whole current sequence, less those that the prefix cache has of it, and
+leaves one spare block for each running sequence that can still grow, and as many as they are expected to grow to
+(see `GrowthModel`), so that nothing is admitted only to be displaced by the next growth. Growth that finds no
 block displaces bulk (if it is interactive), else the newest of its own class, which may be itself; the eldest thus
-always goes on. What was displaced often becomes fixed (see `ClassLimits`): nobody recomputes for ever.
+always goes on. What was displaced often becomes fixed (see `ClassLimits`): nobody recomputes for ever. Bulk evicts
+no cached block of interactive requests as long as those have no more than their share.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from math import inf
 
 from orchestra.localengine.cost import StepCost, StepLoad
+from orchestra.localengine.growth import peak_blocks
 from orchestra.localengine.sequence import Sequence
 from orchestra.localengine.state import SchedulerState
 from orchestra.policies.traffic import TrafficClass
@@ -68,14 +70,14 @@ class PlannedRow:
 class StepPlan:
     """One step. ``displaced`` go back to waiting first, then ``admitted`` start running, then ``rows`` run.
 
-    ``loans`` are blocks that an admitted request shares with another completion of its prompt. Without rows
-    nothing runs, and ``held`` says why for each class that has somebody waiting.
+    ``matched`` are blocks of the prefix cache with which an admitted request begins. Without rows nothing runs,
+    and ``held`` says why for each class that has somebody waiting.
     """
 
     rows: tuple[PlannedRow, ...]
     admitted: tuple[int, ...]
     displaced: tuple[int, ...]
-    loans: Mapping[int, tuple[int, ...]]
+    matched: Mapping[int, tuple[int, ...]]
     held: Mapping[TrafficClass, Hold]
     load: StepLoad
     seconds: float
@@ -105,11 +107,18 @@ class _Draft:
         self.admitted: dict[int, Sequence] = {}
         self.displaced: dict[int, Sequence] = {}
         self.held: dict[TrafficClass, Hold] = {}
-        self.free = state.pool.num_free
-        self.blocks = {c: state.blocks_held(c) for c in TrafficClass}
-        self.taken: dict[int, int] = {}  # blocks that this step gives to a sequence, beside its table
-        self.loans: dict[int, tuple[int, ...]] = {}  # and those that it shares from now on
-        self.shifts: Counter[int] = Counter()  # what this step changes of the blocks' reference counts
+        # free blocks, in the order in which they are used up: blank ones, and cached ones by owner
+        self.supply: dict[TrafficClass | None, int] = {
+            None: self.pool.num_blank,
+            BULK: self.pool.num_cached(BULK),
+            INTERACTIVE: self.pool.num_cached(INTERACTIVE),
+        }
+        self.blocks = {c: self.pool.num_held(c) for c in TrafficClass}
+        self.taken: dict[
+            int, Counter[TrafficClass | None]
+        ] = {}  # what this step takes of the supply, and for whom
+        self.matched: dict[int, tuple[int, ...]] = {}  # and the cached blocks with which it lets a sequence begin
+        self.shifts = {c: Counter[int]() for c in TrafficClass}  # what it changes of the blocks' reference counts
         self._queues = {c: iter(state.waiting[c].values()) for c in TrafficClass}
         self.heads = {c: next(self._queues[c], None) for c in TrafficClass}
         self.bulk_turn = state.bulk_owed >= 1 and bool(self.running[BULK] or self.heads[BULK] is not None)
@@ -119,7 +128,7 @@ class _Draft:
             rows=tuple(self.rows.values()),
             admitted=tuple(self.admitted),
             displaced=tuple(self.displaced),
-            loans=self.loans,
+            matched=self.matched,
             held=self.held,
             load=self.load,
             seconds=self.cost.predict(self.load),
@@ -174,43 +183,65 @@ class _Draft:
         chunks = sum(self._least_chunk(seq) for seq in prefills)
         spares = sum(self._can_grow(s) for c in _not_below(traffic) for s in self.running[c].values())
         while (seq := self.heads[traffic]) is not None:
+            self._match(seq)
             chunks += self._least_chunk(seq)
             spares += self._can_grow(seq)
-            if room < (chunks if prefills else 1):
-                self.held[traffic] = Hold.ROOM
-                return
-            lent = self.state.lendable(seq, self.running[traffic])
-            needed = self.pool.blocks_for(self.state.reach(seq)) - len(lent)
-            if hold := self._make_way(traffic, needed + spares):
+            fresh = self.pool.blocks_for(self.state.reach(seq)) - len(self.matched.get(seq.request_id, ()))
+            hold = Hold.ROOM if room < (chunks if prefills else 1) else self._make_way(seq, fresh, spares)
+            if hold is not None:
                 self.held[traffic] = hold
+                self._let_go(seq)
                 return
-            if lent:
-                self.loans[seq.request_id] = lent
-                self.shifts.update(lent)
-            self._take(seq, needed)
+            self._take(seq, fresh)
             self.running[traffic][seq.request_id] = self.admitted[seq.request_id] = seq
             prefills.append(seq)
             self.heads[traffic] = next(self._queues[traffic], None)
         self.held.pop(traffic, None)
 
-    def _make_way(self, traffic: TrafficClass, blocks: int) -> Hold | None:
-        """Have a slot and so many blocks free; displace bulk if that helps.
+    def _make_way(self, seq: Sequence, fresh: int, spares: int) -> Hold | None:
+        """Have a slot free for ``seq``, with ``fresh`` blocks and some to spare; displace bulk if that helps.
 
         Returns what is in the way otherwise; then nothing was displaced.
         """
+        traffic = seq.traffic
         if self._is_others_turn(traffic):
             return Hold.TURN
         if len(self.running[traffic]) >= self.limits.slots(traffic):
             return Hold.SLOTS
-        if self.blocks[traffic] + blocks > self.limits.blocks(traffic):
+        blocks = fresh + spares
+        if self.blocks[traffic] + blocks > self.limits.blocks(traffic) or not self._foresees_room(seq, fresh):
             return Hold.BLOCKS
         short_slots = 1 + sum(map(len, self.running.values())) - self.limits.max_num_seqs
-        victims = self._victims(traffic, short_slots, blocks - self.free)
+        victims = self._victims(traffic, short_slots, blocks - self._available(traffic))
         if victims is None:
             return Hold.SLOTS if short_slots > 0 else Hold.BLOCKS
         for victim in victims:
             self._displace(victim)
         return None
+
+    def _foresees_room(self, seq: Sequence, fresh: int) -> bool:
+        """Whether its class can run to its expected end with ``seq`` among it. The first of a class always may."""
+        traffic = seq.traffic
+        if not self.running[traffic]:
+            return True
+        growth = self._growth([*self.running[traffic].values(), seq])
+        room = self._available(traffic) - fresh
+        if traffic is BULK:
+            growth += self._growth(self.running[INTERACTIVE].values())
+        else:  # bulk goes when it has to, and not before
+            room += self._freed(
+                [victim for victim in self.running[BULK].values() if not self.limits.is_fixed(victim)]
+            )
+        return growth <= room
+
+    def _growth(self, seqs: Iterable[Sequence]) -> int:
+        """How many blocks these will need at most beyond those that they need now, if they end as expected."""
+        now, growing = 0, []
+        for seq in seqs:
+            reach, left = self.state.reach(seq), self.state.growth.remaining(seq)
+            now += self.pool.blocks_for(reach)
+            growing.append((reach if reach == len(seq) else max(reach - left, 0), left))
+        return max(peak_blocks(growing, self.pool.block_size) - now, 0) if growing else 0
 
     def _is_others_turn(self, traffic: TrafficClass) -> bool:
         if any(seq.traffic is traffic for seq in self.displaced.values()):
@@ -221,12 +252,12 @@ class _Draft:
 
     def _grow(self, seq: Sequence) -> bool:
         """Make sure that ``seq`` has a block for its newest token. False where it had to go itself."""
-        held = len(seq.block_table) + self.taken.get(seq.request_id, 0)
+        held = len(seq.block_table) + self._taken(seq)
         if held >= self.pool.blocks_for(len(seq)):
             return True
         traffic = seq.traffic
-        while self.free < 1 or self.blocks[traffic] >= self.limits.blocks(traffic):
-            lower = self._victims(traffic, 0, 1) if self.free < 1 else None
+        while self._available(traffic) < 1 or self.blocks[traffic] >= self.limits.blocks(traffic):
+            lower = self._victims(traffic, 0, 1) if self._available(traffic) < 1 else None
             peers = (peer for peer in self.running[traffic].values() if not self.limits.is_fixed(peer))
             for victim in lower or [max(peers, key=_arrival)]:
                 self._displace(victim)
@@ -265,43 +296,76 @@ class _Draft:
         if row := self.rows.pop(seq.request_id, None):
             self.tokens += row.count
             self.load -= self._with_row(StepLoad(), seq, row.count)
-        freed = self._freed([seq])
-        self.free += freed
-        self.blocks[seq.traffic] -= freed
-        self.shifts.subtract(self._table(seq))
-        self.taken.pop(seq.request_id, None)
-        self.loans.pop(seq.request_id, None)
+        self._let_go(seq)
         del self.running[seq.traffic][seq.request_id]
         if not self.admitted.pop(seq.request_id, None):
             self.displaced[seq.request_id] = seq
 
+    def _available(self, traffic: TrafficClass) -> int:
+        """How many blocks the class may take: bulk leaves interactive's cached ones alone up to its share."""
+        theirs = self.supply[INTERACTIVE]
+        if traffic is BULK:
+            theirs = max(0, min(theirs, theirs + self.blocks[INTERACTIVE] - self.limits.interactive_blocks))
+        return self.supply[None] + self.supply[BULK] + theirs
+
+    def _match(self, seq: Sequence) -> None:
+        """Let ``seq`` hold what the prefix cache has of it."""
+        if not (matched := tuple(self.state.match(seq))):
+            return
+        mine = self.shifts[seq.traffic]
+        for block in matched:
+            if not self._references(block):
+                self.supply[self.pool.owner(block)] -= 1
+            self.blocks[seq.traffic] += not self.pool.references(block, seq.traffic) + mine[block]
+            mine[block] += 1
+        self.matched[seq.request_id] = matched
+
     def _take(self, seq: Sequence, blocks: int) -> None:
-        self.free -= blocks
+        """Give ``seq`` so many more blocks, which are there."""
+        taken = self.taken.setdefault(seq.request_id, Counter())
         self.blocks[seq.traffic] += blocks
-        self.taken[seq.request_id] = self.taken.get(seq.request_id, 0) + blocks
+        for source, there in self.supply.items():
+            count = min(blocks, there)
+            self.supply[source] -= count
+            taken[source] += count
+            blocks -= count
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Undo what ``seq`` took and matched in this step; it loses what it held before."""
+        taken = self.taken.pop(seq.request_id, Counter[TrafficClass | None]())
+        self.blocks[seq.traffic] -= taken.total()
+        for source, count in taken.items():
+            self.supply[source] += count
+        mine = self.shifts[seq.traffic]
+        for block in self.matched.pop(seq.request_id, seq.block_table):
+            mine[block] -= 1
+            self.blocks[seq.traffic] -= not self.pool.references(block, seq.traffic) + mine[block]
+            if not self._references(block):
+                self.supply[self.pool.owner(block)] += 1
 
     def _can_grow(self, seq: Sequence) -> bool:
         return self.pool.blocks_for(self.state.reach(seq)) < self.pool.blocks_for(seq.max_length)
 
-    def _table(self, seq: Sequence) -> AbstractSequence[int]:
-        return self.loans.get(seq.request_id, seq.block_table)
-
     def _freed(self, seqs: Iterable[Sequence]) -> int:
         """How many blocks fall free if all of these go: those that only they hold."""
         freed = 0
-        shared: Counter[int] = Counter()
+        held: Counter[int] = Counter()
         for seq in seqs:
-            freed += self.taken.get(seq.request_id, 0)
-            if seq.kin:
-                shared.update(self._table(seq))
-            else:
-                freed += self.pool.releasable(seq.block_table)
-        return freed + sum(self.pool.references(b) + self.shifts[b] == held for b, held in shared.items())
+            freed += self._taken(seq)
+            held.update(self.matched.get(seq.request_id, seq.block_table))
+        return freed + sum(self._references(block) == count for block, count in held.items())
 
-    # Tokens of a sequence, with what it is lent in this step
+    def _taken(self, seq: Sequence) -> int:
+        taken = self.taken.get(seq.request_id)
+        return taken.total() if taken else 0
+
+    def _references(self, block: int) -> int:
+        return self.pool.references(block) + sum(shifts[block] for shifts in self.shifts.values())
+
+    # Tokens of a sequence, with what is matched in this step
 
     def _computed(self, seq: Sequence) -> int:
-        return max(seq.num_computed, len(self.loans.get(seq.request_id, ())) * self.pool.block_size)
+        return max(seq.num_computed, len(self.matched.get(seq.request_id, ())) * self.pool.block_size)
 
     def _remaining(self, seq: Sequence) -> int:
         return len(seq) - self._computed(seq)

@@ -20,8 +20,10 @@ class Sequence:
     ``arrival`` orders the requests of a class. ``epoch`` grows with every displacement: a result that carries an
     older one is dropped. ``last_turn`` is the number of its last row, counted over all rows that ever ran.
     ``end_ids`` are the tokens that end the output, ``constraint`` what holds it to a form. ``kin`` are all the
-    completions of its prompt, itself among them, where there are several: they share the prompt's blocks.
+    completions of its prompt, itself among them, where there are several.
     ``prompt_scores`` are those of the prompt's tokens from the second on, as far as they are known.
+    Only sequences of one ``cache_salt`` share what they have computed. ``num_cached`` is how many tokens of the
+    prompt were in the prefix cache when it first ran; None until then.
     """
 
     request_id: int
@@ -35,12 +37,14 @@ class Sequence:
     constraint: Constraint | None = None
     kin: list[Sequence] = field(default_factory=list, repr=False)
     prompt_scores: list[TokenScore] = field(default_factory=list, repr=False)
+    cache_salt: str | None = None
     num_prompt: int = field(init=False)
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     epoch: int = 0
     displacements: int = 0
     last_turn: int = -1
+    num_cached: int | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.token_ids)

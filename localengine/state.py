@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as AbstractSequence
 
 from orchestra.localengine.blocks import BlockPool
 from orchestra.localengine.classes import ClassLimits
+from orchestra.localengine.growth import GrowthModel
 from orchestra.localengine.sequence import Sequence
 from orchestra.policies.traffic import TrafficClass
 
@@ -19,7 +21,7 @@ class SchedulerState:
     ``waiting`` is in order of arrival, so that a displaced sequence resumes before any that came later;
     ``running`` is in order of admission. Only running sequences hold blocks. Both are keyed by request id, so that
     adding, removing, admitting and displacing cost the same with 100,000 waiting. ``bulk_owed`` counts the tokens
-    that bulk lacks of its minimum share.
+    that bulk lacks of its minimum share; ``growth`` learns how long outputs become.
     """
 
     def __init__(self, limits: ClassLimits, pool: BlockPool) -> None:
@@ -29,6 +31,7 @@ class SchedulerState:
         self.pool = pool
         self.waiting: dict[TrafficClass, OrderedDict[int, Sequence]] = {c: OrderedDict() for c in TrafficClass}
         self.running: dict[TrafficClass, OrderedDict[int, Sequence]] = {c: OrderedDict() for c in TrafficClass}
+        self.growth = GrowthModel()
         self.turns = 0
         self.bulk_owed = 0.0
 
@@ -64,6 +67,12 @@ class SchedulerState:
                     return queue[request_id]
         return None
 
+    def get(self, request_id: int) -> Sequence:
+        """The sequence, which is known to be there."""
+        seq = self.find(request_id)
+        assert seq is not None, f"there is no sequence {request_id}"
+        return seq
+
     def remove(self, request_id: int) -> Sequence | None:
         """Forget a sequence, finished or cancelled, and free its blocks. None where there is no such sequence."""
         seq = self.find(request_id)
@@ -73,42 +82,41 @@ class SchedulerState:
             self._free(seq)
         return seq
 
-    def lendable(self, seq: Sequence, running: Mapping[int, Sequence]) -> tuple[int, ...]:
-        """The blocks with which ``seq`` could start, since one of its kin in ``running`` has filled them.
+    def match(self, seq: Sequence) -> list[int]:
+        """The blocks of the prefix cache with which ``seq`` could start.
 
-        Whole blocks of the prompt only, so that nobody writes to them any more; and at least its last token is
-        left for it to compute.
+        At least its newest token is left for it to compute, and where the prompt's own probabilities are asked for
+        the whole prompt is.
         """
-        lent: list[int] = []
-        for relative in seq.kin:
-            if relative is not seq and relative.request_id in running:
-                count = min(relative.num_computed, seq.num_prompt, len(seq) - 1) // self.pool.block_size
-                if count > len(lent):
-                    lent = relative.block_table[:count]
-        return tuple(lent)
+        if seq.sampling.prompt_logprobs is not None and len(seq.prompt_scores) < seq.num_prompt - 1:
+            return []
+        return self.pool.match(seq.token_ids, seq.cache_salt, (len(seq) - 1) // self.pool.block_size)
 
-    def blocks_held(self, traffic: TrafficClass) -> int:
-        """How many blocks the class holds; one that several of its sequences share counts once."""
-        running = self.running[traffic].values()
-        if any(seq.kin for seq in running):
-            return len({block for seq in running for block in seq.block_table})
-        return sum(len(seq.block_table) for seq in running)
-
-    def admit(self, request_id: int, lent: Iterable[int] = ()) -> Sequence:
+    def admit(self, request_id: int, matched: AbstractSequence[int] = ()) -> Sequence:
         """Move a sequence from waiting to running, with blocks for all its tokens.
 
-        The first of them are ``lent``, full of its prompt and retained for it already.
+        The first of them are ``matched``: they hold its beginning, and are retained for it already.
         """
         seq = self._pop(self.waiting, request_id)
-        shared = list(lent)
-        missing = self.pool.blocks_for(self.reach(seq)) - len(shared)
-        seq.block_table = shared + self.pool.allocate(missing)
-        seq.num_computed = len(shared) * self.pool.block_size
+        missing = self.pool.blocks_for(self.reach(seq)) - len(matched)
+        seq.block_table = [*matched, *self.pool.allocate(missing, seq.traffic)]
+        seq.num_computed = len(matched) * self.pool.block_size
+        if seq.num_cached is None:
+            seq.num_cached = min(seq.num_computed, seq.num_prompt)
         self.running[seq.traffic][request_id] = seq
         return seq
 
+    def publish(self, seq: Sequence) -> None:
+        """Let others share the blocks that ``seq`` has filled. Call it when a step has computed them."""
+        count = seq.num_computed // self.pool.block_size
+        filled = seq.token_ids[: count * self.pool.block_size]
+        self.pool.publish(filled, seq.cache_salt, seq.block_table[:count], seq.traffic)
+
     def displace(self, request_id: int) -> Sequence:
-        """Move a sequence from running back to waiting. It loses its blocks and keeps its tokens."""
+        """Move a sequence from running back to waiting. It keeps its tokens, and lets go of its blocks.
+
+        What they hold stays in the prefix cache, for as long as nobody needs the room.
+        """
         seq = self._pop(self.running, request_id)
         self._free(seq)
         seq.num_computed = 0
@@ -124,14 +132,12 @@ class SchedulerState:
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken. For tests; costs O(everything)."""
         running = [seq for queue in self.running.values() for seq in queue.values()]
-        self.pool.check([seq.block_table for seq in running])
+        self.pool.check({c: [seq.block_table for seq in self.running[c].values()] for c in TrafficClass})
         assert len(running) <= self.limits.max_num_seqs, "more sequences run than there are slots"
         for traffic in TrafficClass:
             mine = self.running[traffic]
             assert len(mine) <= self.limits.slots(traffic), f"{traffic} holds too many slots"
-            held = {block for seq in mine.values() for block in seq.block_table}
-            assert len(held) == self.blocks_held(traffic), f"the blocks of {traffic} are miscounted"
-            assert len(held) <= self.limits.blocks(traffic), f"{traffic} holds too many blocks"
+            assert self.pool.num_held(traffic) <= self.limits.blocks(traffic), f"{traffic} holds too many blocks"
             arrivals = [seq.arrival for seq in self.waiting[traffic].values()]
             assert arrivals == sorted(arrivals), f"{traffic} does not wait in order of arrival"
             assert not mine.keys() & self.waiting[traffic].keys(), "a sequence runs and waits"
@@ -164,7 +170,7 @@ class SchedulerState:
             queue.move_to_end(moved, last=False)
 
     def _free(self, seq: Sequence) -> None:
-        self.pool.release(seq.block_table)
+        self.pool.release(seq.block_table, seq.traffic)
         seq.block_table = []
 
     @staticmethod

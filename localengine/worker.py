@@ -173,7 +173,10 @@ class Worker:
         try:
             model = open_model(self.config)
             runner = model.runner
-            kept = runner.num_blocks * self.config.interactive_slots // self.config.max_num_seqs
+            share = self.config.interactive_cache
+            if share is None:
+                share = self.config.interactive_slots / self.config.max_num_seqs
+            kept = int(runner.num_blocks * share)
             limits = self._limits = ClassLimits(
                 max_num_seqs=self.config.max_num_seqs,
                 num_blocks=runner.num_blocks,
@@ -181,7 +184,9 @@ class Worker:
                 interactive_blocks=kept,
                 bulk_min_share=self.config.bulk_min_share,
             )
-            self._state = SchedulerState(limits, BlockPool(runner.num_blocks, runner.block_size))
+            self._state = SchedulerState(
+                limits, BlockPool(runner.num_blocks, runner.block_size, caching=self.config.prefix_cache)
+            )
         except EngineError as error:
             self.ended = True
             self.ready.set_exception(error)
@@ -256,6 +261,7 @@ class Worker:
             if not ended:
                 return
             self._counts["finished"] += 1
+            state.growth.observe(seq)
         state.remove(request_id)
         del self._live[request_id]
 

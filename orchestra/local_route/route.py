@@ -36,7 +36,7 @@ def open_engine(config: LocalConfig) -> LocalEngine:
     from orchestra.localengine import EngineConfig, LocalEngine
 
     settings = {"max_num_seqs": config.max_num_seqs, "kv_bytes": config.kv_bytes, "threads": config.threads}
-    given = {name: value for name, value in settings.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if config.max_num_seqs is not None:  # what depends on it follows it
         defaults = EngineConfig()
         given["interactive_slots"] = min(defaults.interactive_slots, config.max_num_seqs - 1)

@@ -5,49 +5,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra.localengine.blocks import BlockPool
+from orchestra.policies.traffic import TrafficClass
+
+BULK, INTERACTIVE = TrafficClass.BULK, TrafficClass.INTERACTIVE
 
 
 def test_allocation_is_all_or_nothing():
     pool = BlockPool(4, 16)
-    table = pool.allocate(3)
+    table = pool.allocate(3, BULK)
     with pytest.raises(ValueError, match="2 blocks asked for, 1 are free"):
-        pool.allocate(2)
+        pool.allocate(2, BULK)
     assert pool.num_free == 1
-    pool.check([table])
+    pool.check({BULK: [table]})
 
 
 def test_a_shared_block_is_free_only_when_its_last_holder_lets_go():
     pool = BlockPool(4, 16)
-    first = pool.allocate(2)
-    pool.retain(first[:1])
+    first = pool.allocate(2, BULK)
+    pool.retain(first[:1], BULK)
     second = first[:1]
-    assert pool.releasable(first) == 1
-    pool.check([first, second])
-    pool.release(first)
+    pool.check({BULK: [first, second]})
+    pool.release(first, BULK)
     assert pool.num_free == 3
-    pool.check([second])
-    pool.release(second)
+    pool.check({BULK: [second]})
+    pool.release(second, BULK)
     assert pool.num_free == 4
-    pool.check([])
+    pool.check({BULK: []})
 
 
 def test_releasing_a_free_block_changes_nothing():
     pool = BlockPool(4, 16)
-    table = pool.allocate(2)
+    table = pool.allocate(2, BULK)
     for wrong in ([table[0], 3], [table[0], table[0]]):
         with pytest.raises(ValueError, match="not every one"):
-            pool.release(wrong)
+            pool.release(wrong, BULK)
         with pytest.raises(ValueError, match="not every one"):
-            pool.retain(wrong)
-    pool.check([table])
+            pool.retain(wrong, BULK)
+    pool.check({BULK: [table]})
 
 
 def test_check_finds_leaks_and_double_use():
     pool = BlockPool(4, 16)
-    table = pool.allocate(2)
+    table = pool.allocate(2, BULK)
     for tables in ([], [table[:1]], [table, table], [table, [3]], [[*table, 9]]):
         with pytest.raises(AssertionError):
-            pool.check(tables)
+            pool.check({BULK: tables})
 
 
 @pytest.mark.parametrize(("blocks", "size"), [(0, 16), (4, 0)])
@@ -67,12 +69,12 @@ def test_books_agree_after_any_sequence_of_operations(operations):
     tables: list[list[int]] = []
     for what, number in operations:
         if what == "take" and number <= pool.num_free:
-            tables.append(pool.allocate(number))
+            tables.append(pool.allocate(number, BULK))
         elif what == "share" and tables:
             table = list(tables[number % len(tables)])
-            pool.retain(table)
+            pool.retain(table, BULK)
             tables.append(table)
         elif what == "drop" and tables:
-            pool.release(tables.pop(number % len(tables)))
-        pool.check(tables)
+            pool.release(tables.pop(number % len(tables)), BULK)
+        pool.check({BULK: tables})
         assert pool.num_free + len({block for table in tables for block in table}) == 8

@@ -275,7 +275,7 @@ def test_a_row_already_planned_is_undone_with_its_tokens_and_blocks():
     lab.step()
     assert len(elder) == 9
     assert len(newer) == 5
-    lab.state.pool.allocate(lab.state.pool.num_free - 1)  # leave one block for two that need one
+    lab.state.pool.allocate(lab.state.pool.num_free - 1, BULK)  # leave one block for two that need one
     newer.last_turn = -1
     plan = plan_step(lab.state, lab.budget, COST)
     assert plan.displaced == (newer.request_id,)

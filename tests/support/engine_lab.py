@@ -146,6 +146,7 @@ class Lab:
                 self.outputs[seq.request_id] = seq.output_ids
                 prompt, limit = self.asked[seq.request_id]
                 assert seq.output_ids == oracle(prompt, limit), f"{seq.request_id} differs from its run alone"
+                self.state.growth.observe(seq)
                 self.cancel(seq.request_id)
         state.check()
         for row in plan.rows:
