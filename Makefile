@@ -9,7 +9,7 @@ MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-sdks lint format soak bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-million model setup setup-dev clean
+.PHONY: help demo test test-sdks lint format soak bench-engine bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-million bench-classes model setup setup-dev clean
 
 help:  ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,9 @@ soak: setup-dev model  ## The long randomised tests, whole: an hour or more.
 bench-mixed: setup-dev  ## Interactive and bulk calls through one account, ours and five other clients. ARGS='--help' tells more.
 	@$(BIN)/python benchmarks/mixed_load.py $(ARGS)
 
+bench-engine: setup-dev model  ## Our engine against others on this machine: tokens a second, memory, equal texts. Half an hour.
+	@$(BIN)/python benchmarks/engine.py $(ARGS)
+
 bench-admission: setup-dev  ## What the budget costs: time a call, alone and behind 100,000 others, and memory a waiter.
 	@$(BIN)/python benchmarks/admission.py $(ARGS)
 
@@ -54,6 +57,9 @@ bench-intake: setup-dev  ## What a file of a million lines costs: its check, and
 
 bench-million: setup-dev  ## A million lines through `orchestra run` over batches, from the check to the results.
 	@$(BIN)/python benchmarks/million_lines.py $(ARGS)
+
+bench-classes: setup-dev model  ## Interactive requests among endless bulk work on one engine: what each loses to the other.
+	@$(BIN)/python benchmarks/mixed_classes.py $(ARGS)
 
 clean:  ## Remove what was made here, the virtual environment included. The model's cache stays.
 	rm -rf .venv build dist demo-output benchmark-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,11 +26,11 @@ from rich.table import Table
 
 from orchestra.client import Orchestra
 from orchestra.config import Config
-from orchestra.jobs.inspection import inspect_file
-from orchestra.jobs.intake import Intake
-from orchestra.jobs.lines import LineParser
-from orchestra.jobs.sources import JsonlFile, file_chunks
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.intake.inspection import inspect_file
+from orchestra.jobs.intake.intake import Intake
+from orchestra.jobs.intake.line_parser import LineParser
+from orchestra.jobs.intake.sources import JsonlFile, file_chunks
+from orchestra.jobs.ledger.store import JobStore
 
 BUSY_SECONDS = 0.005
 SETTINGS = {

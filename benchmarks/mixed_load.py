@@ -23,10 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mixed.peers import CLIENTS, Client, NotInstalled
+from mixed.peers import CLIENTS, Client
 from mixed.report import judge, plot, show
 from mixed.run import ClientFailed, run
 from mixed.scenario import VARIANTS, Scenario
+from peer_environment import NotInstalled
 from rich.console import Console
 
 

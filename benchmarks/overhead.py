@@ -108,7 +108,10 @@ async def openai_sdk(base_url: str, at_once: int, stream: bool) -> AsyncIterator
 async def _sdk(base_url: str, stream: bool, **options: Any) -> AsyncIterator[Ask]:
     import openai
 
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="any", max_retries=0, **options) as client:
+    # by default it gives up to connect after five seconds, which 512 at once may take it on a slow machine
+    async with openai.AsyncOpenAI(
+        base_url=base_url, api_key="any", max_retries=0, timeout=600, **options
+    ) as client:
 
         async def whole() -> None:
             await client.chat.completions.create(**REQUEST)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from orchestra.localengine.plan import StepPlan
 from orchestra.localengine.sequence import Sequence
 from orchestra.localengine.state import SchedulerState
 from orchestra.localengine.step import DrawExtras, RowInput, RowOutput
+from orchestra.localengine.step_plan import StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["apply_plan", "commit_step"]
 
 
 def apply_plan(state: SchedulerState, plan: StepPlan) -> list[RowInput]:
-    """Do what the plan decided about slots and blocks; return the rows to run."""
+    """Do what the plan decided about slots and blocks; return the rows to run.
+
+    Nothing counts as computed yet: a step that is given up is not committed, and its rows come again.
+    """
     for request_id, blocks in plan.matched.items():  # before anybody might let go of them, or evict them
         state.pool.retain(blocks, state.get(request_id).traffic)
     for request_id in plan.displaced:
@@ -27,8 +30,6 @@ def apply_plan(state: SchedulerState, plan: StepPlan) -> list[RowInput]:
         end = row.start + row.count
         if (missing := state.pool.blocks_for(end) - len(seq.block_table)) > 0:
             seq.block_table += state.pool.allocate(missing, seq.traffic)
-        seq.last_turn = state.turns
-        state.turns += 1
         rows.append(
             RowInput(
                 request_id=seq.request_id,
@@ -43,7 +44,6 @@ def apply_plan(state: SchedulerState, plan: StepPlan) -> list[RowInput]:
                 num_top=seq.sampling.prompt_logprobs or 0,
             )
         )
-    _book_bulk_share(state, plan)
     return rows
 
 
@@ -56,11 +56,15 @@ def commit_step(
     """
     by_row = {(output.request_id, output.epoch): output for output in outputs}
     tokens = []
+    computed = dict.fromkeys(TrafficClass, 0)
     for row in plan.rows:
         seq = state.find(row.request_id)
         if seq is None or seq.epoch != row.epoch:
             continue
         seq.num_computed += row.count
+        computed[seq.traffic] += row.count
+        seq.last_turn = state.turns
+        state.turns += 1
         if row.count > seq.num_computed % state.pool.block_size:  # it has filled a block
             state.publish(seq)
         output = by_row.get((row.request_id, row.epoch))
@@ -72,6 +76,7 @@ def commit_step(
             assert output.token_id is not None, "a sampled row has a token"
             seq.token_ids.append(output.token_id)
             tokens.append((seq, output))
+    _book_bulk_share(state, computed)
     return tokens
 
 
@@ -95,18 +100,16 @@ def _targets(seq: Sequence, start: int, end: int) -> tuple[int, ...]:
     return tuple(seq.token_ids[start + 1 : min(end + 1, seq.num_prompt)])
 
 
-def _book_bulk_share(state: SchedulerState, plan: StepPlan) -> None:
+def _book_bulk_share(state: SchedulerState, computed: Mapping[TrafficClass, int]) -> None:
     """Bulk is owed its share of every token computed while it has work; what it gets counts against that.
 
     The debt is bounded both ways: idle capacity that bulk used earlier is not held against it, and a long wait for
     a slot does not turn into many steps with a giant share for bulk.
     """
-    bulk = state.running[TrafficClass.BULK]
     share = state.limits.bulk_min_share
-    if not share or not (bulk or state.waiting[TrafficClass.BULK]):
+    if not share or not (state.running[TrafficClass.BULK] or state.waiting[TrafficClass.BULK]):
         state.bulk_owed = 0.0
         return
-    total = sum(row.count for row in plan.rows)
-    got = sum(row.count for row in plan.rows if row.request_id in bulk)
-    due = share * total
-    state.bulk_owed = min(max(state.bulk_owed + due - got, 0.0), due + state.pool.block_size)
+    due = share * sum(computed.values())
+    owed = state.bulk_owed + due - computed[TrafficClass.BULK]
+    state.bulk_owed = min(max(owed, 0.0), due + state.pool.block_size)

@@ -19,7 +19,8 @@ class BlockPool:
     A block that a table holds is *held*, by several at once perhaps, and a table belongs to a traffic class. Once
     its tokens are computed it may be *published*: then others that begin alike share it. When the last table lets
     go of it, a published block is *cached*: it keeps its contents for as long as no blank one is left, and belongs
-    to the most urgent class that ever held it. Any other is *blank*. Blank and cached blocks are *free*.
+    to the most urgent class that ever held it. Any other is *blank*. Blank and cached blocks are *free*. Where the
+    pool shrinks, it gives free blocks up.
 
     With ``caching`` off nothing can be published. Taking and giving back are O(1) a block.
     """
@@ -27,12 +28,14 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs at least 1 block of 1 token, not {num_blocks} of {block_size}")
+        self._every = range(num_blocks)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.caching = caching
         self.evictions = 0
         # a stack: a block used lately is still in the CPU's cache
         self._blank = list(range(num_blocks - 1, -1, -1))
+        self._given_up: set[int] = set()
         self._references = {traffic: [0] * num_blocks for traffic in TrafficClass}
         self._held = dict.fromkeys(TrafficClass, 0)
         self._prefixes = PrefixTree(block_size)
@@ -80,11 +83,7 @@ class BlockPool:
         """
         if not 0 <= count <= self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
-        split = max(len(self._blank) - count, 0)
-        taken = self._blank[split:][::-1]
-        del self._blank[split:]
-        while len(taken) < count:
-            taken.append(self._evict())
+        taken = self._withdraw(count)
         for block in taken:
             self._references[traffic][block] = 1
         self._held[traffic] += count
@@ -129,10 +128,22 @@ class BlockPool:
             for block in self._prefixes.publish(token_ids, salt, blocks):
                 self._owners[block] = traffic
 
+    def shrink(self, count: int) -> None:
+        """Give up ``count`` free blocks for good, the same that `allocate` would take.
+
+        Raises ValueError where fewer are free, or no block would stay.
+        """
+        if not 0 <= count <= min(self.num_free, self.num_blocks - 1):
+            raise ValueError(
+                f"{count} of {self.num_blocks} blocks cannot be given up: {self.num_free} are free, one must stay"
+            )
+        self._given_up.update(self._withdraw(count))
+        self.num_blocks -= count
+
     def check(self, tables: Mapping[TrafficClass, Iterable[Sequence[int]]]) -> None:
         """Raise AssertionError unless the books agree with ``tables``, all the block tables there are.
 
-        Every block is blank, cached, or held, and only one of these; counts are those of the tables.
+        Every block is blank, cached, held, or given up, and only one of these; counts are those of the tables.
         """
         problems = []
         held: Counter[int] = Counter()
@@ -144,23 +155,34 @@ class BlockPool:
             counts = self._references[traffic]
             problems += [
                 f"block {block}: {counts[block]} references, {mine[block]} tables of {traffic}"
-                for block in range(self.num_blocks)
+                for block in self._every
                 if counts[block] != mine[block]
             ]
-        free = Counter((*self._blank, *self._every_cached()))
+        unheld = Counter((*self._blank, *self._every_cached(), *self._given_up))
         problems += [
-            f"block {block}: {held[block]} tables, {free[block]} times free"
-            for block in range(self.num_blocks)
-            if free[block] != (held[block] == 0)
+            f"block {block}: {held[block]} tables, {unheld[block]} times free or given up"
+            for block in self._every
+            if unheld[block] != (held[block] == 0)
         ]
-        if strangers := (set(held) | set(free)) - set(range(self.num_blocks)):
+        if strangers := (set(held) | set(unheld)) - set(self._every):
             problems.append(f"blocks that do not exist: {sorted(strangers)}")
-        if set(self._prefixes) != set(self._owners) or set(self._blank) & set(self._owners):
-            problems.append("blocks that are published and have no owner, or are blank")
+        if set(self._prefixes) != set(self._owners) or (set(self._blank) | self._given_up) & set(self._owners):
+            problems.append("blocks that are published and have no owner, or are blank or given up")
         if any(self._owners.get(block) is not c for c in TrafficClass for block in self._cached[c]):
             problems.append("cached blocks that belong to another class")
+        if self.num_blocks + len(self._given_up) != len(self._every):
+            problems.append(f"{self.num_blocks} blocks and {len(self._given_up)} given up")
         if problems:
             raise AssertionError("; ".join(problems))
+
+    def _withdraw(self, count: int) -> list[int]:
+        """Take ``count`` blocks from those that are free: blank ones first, then those cached for longest."""
+        split = max(len(self._blank) - count, 0)
+        withdrawn = self._blank[split:][::-1]
+        del self._blank[split:]
+        while len(withdrawn) < count:
+            withdrawn.append(self._evict())
+        return withdrawn
 
     def _evict(self) -> int:
         cached = next(self._cached[traffic] for traffic in _EVICTED_FIRST if self._cached[traffic])

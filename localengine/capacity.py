@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestra.localengine.models.layout import layer_shapes
+from orchestra.localengine.models.layout import EMBEDDING, tensor_shapes
 from orchestra.localengine.models.spec import ModelSpec
+from orchestra.localengine.precision import Precision
 
 __all__ = [
     "Capacity",
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 _FLOAT32_BYTES = 4
+_INT8_COLUMNS = 512  # FBGEMM fills the columns of a matrix up to a multiple of this
+_INT8_ROW_BYTES = 12  # and has a scale, a zero point and a sum for each row
 _DEFAULT_KV_LIMIT = 1 << 30
 _DEFAULT_KV_SHARE = 4  # a quarter of the free memory: weights, activations and the application want the rest
 
@@ -31,6 +34,7 @@ class Capacity:
     """A model's memory and what it can hold at once, in bytes, blocks and tokens.
 
     ``weight_bytes``: as the engine keeps them. ``num_blocks`` blocks of ``block_size`` tokens make the KV pool.
+    ``windowed_layers`` see a window only; their keys and values are kept for the whole context all the same.
     """
 
     weight_bytes: int
@@ -38,6 +42,7 @@ class Capacity:
     block_size: int
     num_blocks: int
     max_position: int
+    windowed_layers: int = 0
 
     @property
     def kv_bytes_per_block(self) -> int:
@@ -64,23 +69,34 @@ class Capacity:
         return self.num_blocks // -(-tokens // self.block_size)
 
     def describe(self) -> str:
-        """Two sentences for people."""
+        """Two or three sentences for people."""
         whole = self.max_context
-        return (
+        told = (
             f"Weights take {human(self.weight_bytes)} and the KV cache {human(self.kv_bytes)}, which is "
             f"{self.max_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}. "
             f"That holds {self.concurrency(min(512, whole)):,} requests of {min(512, whole):,} tokens at once, "
             f"or {self.concurrency(whole):,} of the longest possible, {whole:,}."
         )
+        if self.windowed_layers:
+            told += (
+                f" The KV of its {self.windowed_layers} layers with a window is kept for the whole context, too."
+            )
+        return told
 
 
 def plan_capacity(
-    spec: ModelSpec, *, block_size: int, kv_bytes: int | None = None, free_bytes: int | None = None
+    spec: ModelSpec,
+    *,
+    block_size: int,
+    kv_bytes: int | None = None,
+    free_bytes: int | None = None,
+    precision: Precision = "float32",
 ) -> Capacity:
     """What fits into ``kv_bytes`` of KV cache.
 
     None asks :func:`default_kv_bytes` for it, with ``free_bytes`` of memory beside the weights (None: what is
-    free now, which is right once the weights are loaded). Raises ValueError where not even one block fits.
+    free now, which is right once the weights are loaded). ``precision`` is that of the weights. Raises ValueError
+    where not even one block fits.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, not {block_size}")
@@ -94,19 +110,18 @@ def plan_capacity(
             f"{human(token_bytes * block_size)}: raise kv_bytes, or free some memory"
         )
     return Capacity(
-        weight_bytes=weight_bytes(spec),
+        weight_bytes=weight_bytes(spec, precision),
         kv_bytes_per_token=token_bytes,
         block_size=block_size,
         num_blocks=num_blocks,
         max_position=spec.max_position,
+        windowed_layers=len(spec.sliding_layers),
     )
 
 
 def weight_values(spec: ModelSpec) -> int:
     """Numbers in the model's weights: its parameters, a tied embedding counted once."""
-    layer = sum(math.prod(shape) for shape in layer_shapes(spec).values())
-    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
-    return embeddings + spec.num_layers * layer + spec.hidden_size  # the last are the final norm's
+    return sum(math.prod(shape) for shape in tensor_shapes(spec).values())
 
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:
@@ -146,11 +161,22 @@ def _half_of_physical() -> int:
         return _DEFAULT_KV_LIMIT * _DEFAULT_KV_SHARE
 
 
-def weight_bytes(spec: ModelSpec) -> int:
+def weight_bytes(spec: ModelSpec, precision: Precision = "float32") -> int:
     """Memory that the engine keeps a model's weights in."""
-    # a tied embedding is kept twice: as a lookup table and as a packed matrix
-    copies = spec.vocab_size * spec.hidden_size if spec.tie_embeddings else 0
-    return (weight_values(spec) + copies) * _FLOAT32_BYTES
+    total = 0
+    for name, shape in tensor_shapes(spec).items():
+        # the embedding is a lookup table in float32; a tied one is a matrix beside that
+        if len(shape) == 1 or name == EMBEDDING:
+            total += math.prod(shape) * _FLOAT32_BYTES
+        if len(shape) == 2 and (name != EMBEDDING or spec.tie_embeddings):
+            total += _matrix_bytes(shape[0], shape[1], precision)
+    return total
+
+
+def _matrix_bytes(rows: int, columns: int, precision: Precision) -> int:
+    if precision == "int8":
+        return rows * (-(-columns // _INT8_COLUMNS) * _INT8_COLUMNS + _INT8_ROW_BYTES)
+    return rows * columns * _FLOAT32_BYTES
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.sequence import Sequence
 from orchestra.policies.traffic import TrafficClass
 
@@ -34,6 +35,22 @@ class ClassLimits:
         if not 0 <= self.bulk_min_share < 1:
             raise ValueError("bulk_min_share must be at least 0 and below 1")
 
+    @classmethod
+    def of(cls, config: EngineConfig, num_blocks: int) -> ClassLimits:
+        """What an engine's settings give to each class. Only the scheduler of classes keeps anything apart."""
+        if config.scheduler != "classes":
+            return cls(max_num_seqs=config.max_num_seqs, num_blocks=num_blocks)
+        share = config.interactive_cache
+        if share is None:
+            share = config.interactive_slots / config.max_num_seqs
+        return cls(
+            max_num_seqs=config.max_num_seqs,
+            num_blocks=num_blocks,
+            interactive_slots=config.interactive_slots,
+            interactive_blocks=int(num_blocks * share),
+            bulk_min_share=config.bulk_min_share,
+        )
+
     def slots(self, traffic: TrafficClass) -> int:
         """The most sequences of this class that run at once."""
         return self.max_num_seqs - (self.interactive_slots if traffic is TrafficClass.BULK else 0)
@@ -41,6 +58,11 @@ class ClassLimits:
     def blocks(self, traffic: TrafficClass) -> int:
         """The most blocks that this class holds at once."""
         return self.num_blocks - (self.interactive_blocks if traffic is TrafficClass.BULK else 0)
+
+    def resized(self, num_blocks: int) -> ClassLimits:
+        """The same limits for another number of blocks, of which interactive has the same share."""
+        kept = self.interactive_blocks * num_blocks // self.num_blocks
+        return replace(self, num_blocks=num_blocks, interactive_blocks=kept)
 
     def is_fixed(self, seq: Sequence) -> bool:
         return seq.displacements >= self.max_displacements

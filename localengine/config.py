@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-__all__ = ["EngineConfig"]
+from orchestra.localengine.precision import PRECISIONS, Precision
+
+__all__ = ["EngineConfig", "SchedulerName"]
+
+SchedulerName = Literal["classes", "priority", "fcfs", "static"]
 
 _MOST_THREADS = 1024  # where the system cannot start as many as asked for, it ends the process
 
@@ -19,8 +24,15 @@ class EngineConfig:
     ``block_size``: tokens in a block of the KV cache. Smaller wastes less, larger is quicker to gather.
     ``kv_bytes``: memory for the KV cache; None derives it from the free memory and the model.
     ``threads``: CPU threads of a step; None leaves torch's own choice.
+    ``precision``: what the matrices are kept in. ``int8`` takes a quarter to a half of the memory and is quicker,
+    but the likeliest token is another in one place of seven: measure yours before you use it (`orchestra model
+    info NAME --precision int8 --measure`).
+    ``strict``: the same bits of every logit for a request in any company, however its prompt is divided into
+    steps, found in the cache, or computed again. Without it, only the last bits may differ, which decides a token
+    where two are equally likely. Costs time: each token of a prompt attends by itself.
     ``ttft_target_ms``: how long a step may become through bulk work while no interactive request is decoding: what
-    an interactive request that arrives meanwhile waits at most before its own first step. Lower answers sooner,
+    an interactive request that arrives meanwhile waits at most before its own first step. It mostly waits less, as
+    a step of bulk alone is given up for it between two layers, unless that is nearly done. Lower answers sooner,
     higher serves more bulk.
     ``tpot_target_ms``: how long a step may become while an interactive request is decoding: the time between its
     tokens. Where a target is below twice the fixed cost of a step, as measured, twice that cost takes its place:
@@ -33,6 +45,10 @@ class EngineConfig:
     ``prefix_cache``: whether what was computed of a prompt is kept for others that begin alike, for as long as
     there is room.
     ``max_waiting``: requests of one class that may wait; one more raises EngineBusy. None is unbounded.
+    ``scheduler``: who is served when. ``classes`` is the one to use: all that is said above about interactive and
+    bulk is its doing. The others are there for comparison, and reserve, bound and share nothing: ``priority``
+    admits interactive requests first, ``fcfs`` all in order of arrival, and ``static`` computes one batch to its
+    end before it takes the next (see `orchestra.localengine.schedulers`).
 
     Raises ValueError, naming the setting, where a value is outside its range.
     """
@@ -42,6 +58,8 @@ class EngineConfig:
     block_size: int = 16
     kv_bytes: int | None = None
     threads: int | None = None
+    precision: Precision = "float32"
+    strict: bool = False
     ttft_target_ms: float = 200.0
     tpot_target_ms: float = 150.0
     bulk_min_share: float = 0.0
@@ -49,6 +67,7 @@ class EngineConfig:
     interactive_cache: float | None = None
     prefix_cache: bool = True
     max_waiting: int | None = None
+    scheduler: SchedulerName = "classes"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "step_tokens", "block_size"):
@@ -67,8 +86,14 @@ class EngineConfig:
         share = self.interactive_cache
         if share is not None and not (_is_number(share) and 0 <= share < 1):
             raise ValueError(f"interactive_cache must be at least 0 and below 1, not {share!r}")
-        if not isinstance(self.prefix_cache, bool):
-            raise ValueError(f"prefix_cache must be true or false, not {self.prefix_cache!r}")
+        for name in ("prefix_cache", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if self.scheduler not in get_args(SchedulerName):
+            names = ", ".join(get_args(SchedulerName))
+            raise ValueError(f"scheduler must be one of {names}, not {self.scheduler!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
         if self.step_tokens < self.max_num_seqs:
             raise ValueError(
                 f"step_tokens ({self.step_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "

@@ -15,11 +15,14 @@ from typing import Any, Literal, Self
 
 from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.errors import EngineClosed
+from orchestra.localengine.events import EventBus, Subscriber
 from orchestra.localengine.intake import encode, is_quick, take_in
 from orchestra.localengine.loading import LoadedModel, model_opener
+from orchestra.localengine.own_process import is_own_process, require_own_process
 from orchestra.localengine.request import Completion, Delta, Prompt, SamplingParams
+from orchestra.localengine.step_record import StepRecord
 from orchestra.localengine.stream import DeltaStream, Ticket
-from orchestra.localengine.worker import StepRecord, Worker
+from orchestra.localengine.worker import Worker
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["LocalEngine"]
@@ -38,7 +41,8 @@ class LocalEngine:
 
     ``open_model`` is called in the worker thread and returns the model to serve. Any number of tasks, in any
     number of event loops and threads, may use one engine. It starts with ``async with``, `start`, or the first
-    request; after `close`, or after it died, `start` starts it again.
+    request; after `close`, or after it died, `start` starts it again. A process that was forked from one in which
+    an engine ran can use none (EngineForked): fork first, or start processes by the 'spawn' method.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class LocalEngine:
         self.config = config or EngineConfig()
         self._open_model = open_model
         self._lock = threading.Lock()
+        self._events = EventBus()
         self._worker: Worker | None = None
         self._numbers = itertools.count()
 
@@ -69,11 +74,11 @@ class LocalEngine:
     async def close(self, drain: bool = False) -> None:
         """Take no more requests, and end: those at hand are finished (``drain``) or get EngineClosed.
 
-        Returns when the worker has ended and the model's memory is free. May be called again.
+        Returns when the worker has ended and the model's memory is free. May be called again, and from any event
+        loop. In a forked process there is nothing to end: the engine is its parent's.
         """
-        with self._lock:
-            worker = self._worker
-        if worker is not None:
+        worker = self._worker
+        if worker is not None and is_own_process():
             worker.stop(drain=drain)
             await asyncio.to_thread(worker.join)
 
@@ -96,11 +101,13 @@ class LocalEngine:
         *,
         traffic: Traffic = "interactive",
         cache_salt: str | None = None,
+        on_event: Subscriber | None = None,
     ) -> DeltaStream:
         """Stream an answer, delta by delta.
 
         Requests that begin alike share what was computed for them, among those of one ``cache_salt``: give each
-        tenant its own where the time of an answer must not tell what another asked.
+        tenant its own where the time of an answer must not tell what another asked. ``on_event`` is called with
+        each `RequestEvent` of this request, as a subscriber of `events` would be.
 
         The first read raises PromptError (PromptTooLong) where the prompt can never be served, EngineBusy where
         the waiting queue is full; any read raises EngineClosed or EngineDied where the engine ended.
@@ -108,7 +115,7 @@ class LocalEngine:
         params, kind = sampling or SamplingParams(), TrafficClass(traffic)
 
         async def submit() -> Ticket:
-            return await self._submit(prompt, params, kind, cache_salt)
+            return await self._submit(prompt, params, kind, cache_salt, on_event)
 
         return DeltaStream(submit)
 
@@ -119,10 +126,12 @@ class LocalEngine:
         *,
         traffic: Traffic = "interactive",
         cache_salt: str | None = None,
+        on_event: Subscriber | None = None,
     ) -> Completion:
         """A whole answer, asked for and raising as `stream` does."""
         parts: list[list[Delta]] = [[] for _ in range(sampling.n if sampling else 1)]
-        async with self.stream(prompt, sampling, traffic=traffic, cache_salt=cache_salt) as deltas:
+        stream = self.stream(prompt, sampling, traffic=traffic, cache_salt=cache_salt, on_event=on_event)
+        async with stream as deltas:
             async for delta in deltas:
                 parts[delta.index].append(delta)
         first, *others = map(_whole, parts)
@@ -143,13 +152,29 @@ class LocalEngine:
         take_in(model, worker.capacity(TrafficClass(traffic)), prompt, sampling or SamplingParams())
 
     def _serving(self) -> tuple[Worker, LoadedModel]:
+        require_own_process()
         worker = self._worker
         if worker is None or worker.ended or not worker.ready.done():
             raise EngineClosed("the engine has no model yet: start it first (async with engine)")
         return worker, worker.ready.result()
 
+    @property
+    def events(self) -> EventBus:
+        """What happens to the engine and its requests, as it happens::
+
+            stop = engine.events.subscribe(lambda event: print(event))
+
+        See `orchestra.localengine.events` for what is told.
+        """
+        return self._events
+
     def stats(self) -> dict[str, Any]:
-        """Plain data about the engine now, and counters since its start."""
+        """Plain data about the engine now, counters since its start, and its latest figures.
+
+        `Worker.stats` and `Telemetry.stats` say what there is.
+        """
+        if not is_own_process():
+            return {"state": "forked"}
         worker = self._worker
         if worker is None or worker.ended or not worker.ready.done():
             return {"state": "loading" if worker is not None and not worker.ended else "stopped"}
@@ -165,10 +190,15 @@ class LocalEngine:
     def steps(self) -> list[StepRecord]:
         """The latest steps (up to 16,384), oldest first: how full they were, for whom, and how long they took."""
         worker = self._worker
-        return worker.history() if worker is not None else []
+        return worker.telemetry.history() if worker is not None and is_own_process() else []
 
     async def _submit(
-        self, prompt: Prompt, params: SamplingParams, traffic: TrafficClass, cache_salt: str | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        traffic: TrafficClass,
+        cache_salt: str | None,
+        on_event: Subscriber | None,
     ) -> Ticket:
         submitted = time.monotonic()
         worker = self._running_worker(restart=False)
@@ -176,7 +206,7 @@ class LocalEngine:
         task = functools.partial(take_in, model, worker.capacity(traffic), prompt, params)
         intake = task() if is_quick(prompt, params) else await asyncio.to_thread(task)
         numbers = [next(self._numbers) for _ in range(params.n)]
-        generations = intake.generations(model, numbers, traffic, submitted, cache_salt)
+        generations = intake.generations(model, numbers, traffic, submitted, cache_salt, on_event)
         worker.submit(generations)
         return Ticket(generations[0].buffer, functools.partial(self._cancel, worker, numbers))
 
@@ -186,9 +216,10 @@ class LocalEngine:
             worker.cancel(request_id)
 
     def _running_worker(self, *, restart: bool) -> Worker:
+        require_own_process()
         with self._lock:
             if self._worker is None or (restart and (self._worker.ended or self._worker.stopping)):
-                self._worker = Worker(self._open_model, self.config)
+                self._worker = Worker(self._open_model, self.config, self._events)
                 weakref.finalize(self, self._worker.stop).atexit = False
             return self._worker
 

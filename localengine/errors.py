@@ -10,6 +10,7 @@
     │       └── GrammarError    the form that the output should have cannot be compiled
     ├── EngineBusy          the bounded waiting queue is full
     ├── EngineClosed        submitted after close, or closed while waiting
+    │   └── EngineForked    used in a process that was forked from the engine's
     └── EngineDied          the step loop failed; the engine can be started again
 """
 
@@ -20,6 +21,7 @@ __all__ = [
     "EngineClosed",
     "EngineDied",
     "EngineError",
+    "EngineForked",
     "GrammarError",
     "ModelFileError",
     "ParameterError",
@@ -65,6 +67,10 @@ class EngineBusy(EngineError):
 
 class EngineClosed(EngineError):
     """The engine was closed before or while the request was served."""
+
+
+class EngineForked(EngineClosed):
+    """The engine was used in a process that was forked from one in which an engine had run."""
 
 
 class EngineDied(EngineError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
+from orchestra.localengine.events import Subscriber
 from orchestra.localengine.request import Candidate, Delta, FinishReason, Timing, TokenLogprob, ToolCall, Usage
 from orchestra.localengine.sequence import Sequence
 from orchestra.localengine.step import TokenScore
@@ -18,7 +19,8 @@ class Generation:
     """Turns the tokens drawn for ``seq`` into deltas, and says when the output ends.
 
     It is completion ``index`` of its prompt. With ``tools``, calls are read from the text, in which the special
-    tokens ``visible`` count. Instants are seconds of one monotonic clock.
+    tokens ``visible`` count. Instants are seconds of one monotonic clock. ``on_event`` wants to know what happens
+    to it.
     """
 
     def __init__(
@@ -31,23 +33,43 @@ class Generation:
         index: int = 0,
         tools: ToolParser | None = None,
         visible: AbstractSet[int] = frozenset(),
+        on_event: Subscriber | None = None,
     ) -> None:
         self.seq = seq
         self.buffer = buffer
+        self.index = index
+        self.submitted = submitted
+        self.on_event = on_event
+        self.last: Delta | None = None
+        """Its last delta, once it was put."""
         self._tokenizer = tokenizer
-        self._index = index
         self._assembler = TextAssembler(
-            tokenizer, seq.sampling.stop, unsearched=seq.sampling.min_tokens, visible=visible
+            tokenizer,
+            seq.sampling.stop,
+            unsearched=seq.sampling.min_tokens,
+            after=seq.sampling.stop_after,
+            visible=visible,
         )
         self._tools = tools
-        self._submitted = submitted
         self._began: float | None = None
         self._times: list[float] = []
 
-    def begin(self, now: float) -> None:
-        """A step computes something for it. Only the first counts."""
-        if self._began is None:
-            self._began = now
+    @property
+    def ttft(self) -> float:
+        """Seconds from its submission to its first token, which is there."""
+        return self._times[0]
+
+    @property
+    def latest_gap(self) -> float | None:
+        """Seconds between its two latest tokens; None where there are not two."""
+        return self._times[-1] - self._times[-2] if len(self._times) > 1 else None
+
+    def begin(self, now: float) -> bool:
+        """A step computes something for it; True where it is the first."""
+        if self._began is not None:
+            return False
+        self._began = now
+        return True
 
     def accept(self, token_id: int, now: float, score: TokenScore | None = None) -> bool:
         """Take the next output token; True where it is the last one.
@@ -56,7 +78,7 @@ class Generation:
         held to its form any further.
         """
         seq = self.seq
-        self._times.append(now - self._submitted)
+        self._times.append(now - self.submitted)
         offset = self._assembler.length
         whole = seq.constraint is not None and seq.constraint.accept(token_id)
         ends = token_id in seq.end_ids
@@ -80,7 +102,7 @@ class Generation:
                 Delta(
                     text,
                     (token_id,),
-                    index=self._index,
+                    index=self.index,
                     logprobs=logprob,
                     prompt_logprobs=prompt,
                     tool_calls=calls,
@@ -88,20 +110,19 @@ class Generation:
             )
             return False
         began = now if self._began is None else self._began
-        self.buffer.put(
-            Delta(
-                text,
-                (token_id,),
-                reason,
-                Usage(seq.num_prompt, seq.num_output, seq.num_cached or 0),
-                Timing(queue=began - self._submitted, ttft=self._times[0], tokens=tuple(self._times)),
-                self._assembler.stop,
-                self._index,
-                logprob,
-                prompt,
-                calls,
-            )
+        self.last = Delta(
+            text,
+            (token_id,),
+            reason,
+            Usage(seq.num_prompt, seq.num_output, seq.num_cached or 0),
+            Timing(queue=began - self.submitted, ttft=self._times[0], tokens=tuple(self._times)),
+            self._assembler.stop,
+            self.index,
+            logprob,
+            prompt,
+            calls,
         )
+        self.buffer.put(self.last)
         return True
 
     def _calls(self, text: str, *, last: bool) -> tuple[str, tuple[ToolCall, ...]]:

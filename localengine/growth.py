@@ -49,13 +49,14 @@ class GrowthModel:
 def peak_blocks(growing: Iterable[tuple[int, int]], block_size: int) -> int:
     """The most blocks that sequences hold at once, given the length of each and the tokens that it has to go.
 
-    Each draws one token a step, and gives its blocks back when it ends. Never below what they hold at first;
-    above the truth by less than a block for each of them.
+    Each draws one token a step, and gives its blocks back when it ends. Never below what they hold at first, or
+    above what they would hold if all came to their ends together; else above the truth by less than a block each.
     """
     by_end = sorted(growing, key=lambda one: one[1], reverse=True)
     peak = sum(-(-length // block_size) for length, _ in by_end)
+    most = sum(-(-(length + left) // block_size) for length, left in by_end)
     total = 0
     for count, (length, left) in enumerate(by_end, 1):  # the instant at which the count-th longest ends
         total += length
         peak = max(peak, (total + count * left + count * (block_size - 1)) // block_size)
-    return peak
+    return min(peak, most)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from orchestra.localengine.errors import ParameterError, PromptError, PromptTooLong
+from orchestra.localengine.events import Subscriber
 from orchestra.localengine.generation import Generation
 from orchestra.localengine.loading import ChatEncoder, LoadedModel
 from orchestra.localengine.request import Chat, Message, Prompt, SamplingParams
@@ -41,8 +42,16 @@ class Intake:
         traffic: TrafficClass,
         submitted: float,
         cache_salt: str | None = None,
+        on_event: Subscriber | None = None,
     ) -> list[Generation]:
-        """One for each completion; ``numbers`` are their request ids."""
+        """One for each completion; ``numbers`` are their request ids.
+
+        Raises ParameterError where the salt is no text.
+        """
+        if not isinstance(cache_salt, str | None):
+            raise ParameterError(
+                f"cache_salt is text or None, not {type(cache_salt).__name__}", field="cache_salt"
+            )
         buffer = DeltaBuffer(len(numbers))
         key = random.getrandbits(63) if self.sampling.seed is None else self.sampling.seed
         kin: list[Sequence] = []
@@ -75,6 +84,7 @@ class Intake:
                 if syntax and self.tool_names
                 else None,
                 visible=syntax.visible if syntax and self.tool_names else frozenset(),
+                on_event=on_event,
             )
             for index, seq in enumerate(kin)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from orchestra.localengine.structure import StructureCompiler
 from orchestra.localengine.text import TokenBytes
 from orchestra.localengine.tools import ToolSyntax, tool_syntax
 
-__all__ = ["ChatEncoder", "LoadedModel", "PromptTokenizer", "model_opener"]
+__all__ = ["ChatEncoder", "LoadedModel", "PromptTokenizer", "model_opener", "prepare_threads"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,16 @@ class LoadedModel:
     structures: StructureCompiler | None = None
 
 
+def prepare_threads() -> None:
+    """Let torch's threads wait for each other as suits a shared processor. Call it before torch is imported.
+
+    By default OpenMP's threads spin long, and a step takes ten times as long as soon as anything else runs; never
+    to spin makes it a quarter longer on a quiet machine. A short spin costs neither.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
 def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
     """A function that reads ``weights`` into memory. Raises ModelFileError at once where there is no such file."""
     from orchestra.localengine.weights.registry import resolve
@@ -68,18 +79,17 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
     path = resolve(weights)
 
     def open_model(config: EngineConfig) -> LoadedModel:
-        # The processor is shared with the application. By default OpenMP's threads spin long while they wait for
-        # each other, and a step takes ten times as long as soon as anything else runs; never to spin makes it a
-        # quarter longer on a quiet machine. A short spin costs neither. Read when torch is imported.
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+        prepare_threads()
         import torch
 
-        from orchestra.localengine.capacity import plan_capacity
+        from orchestra.kernels.linear import int8_fault
+        from orchestra.localengine.capacity import available_memory, plan_capacity, weight_bytes
         from orchestra.localengine.chat_template import ChatTemplate
         from orchestra.localengine.runner import Runner
         from orchestra.localengine.weights.opening import load_model
 
+        if config.precision == "int8" and (fault := int8_fault()):
+            raise EngineError(f'{fault}; set precision to "float32"')
         files = load_model(path)
         tokenizer = files.tokenizer
         encode_chat: ChatEncoder | None = None
@@ -96,8 +106,16 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
             def encode_chat(messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = ()) -> list[int]:
                 return template.encode(messages, tokenizer, tools=tools)
 
+        loaded = sum(tensor.nbytes for tensor in files.weights.values())
         try:
-            capacity = plan_capacity(files.spec, block_size=config.block_size, kv_bytes=config.kv_bytes)
+            capacity = plan_capacity(
+                files.spec,
+                block_size=config.block_size,
+                kv_bytes=config.kv_bytes,
+                # the weights are there, in float32; they take their own form one by one
+                free_bytes=available_memory() + loaded - weight_bytes(files.spec, config.precision),
+                precision=config.precision,
+            )
         except ValueError as error:
             raise EngineError(str(error)) from error
         _log.info("%s: %s", files.name, capacity.describe())
@@ -107,7 +125,10 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
             num_blocks=capacity.num_blocks,
             block_size=config.block_size,
             threads=config.threads,
+            precision=config.precision,
+            strict=config.strict,
         )
+        _give_back_memory()
         return LoadedModel(
             name=files.name,
             runner=runner,
@@ -120,3 +141,11 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
         )
 
     return open_model
+
+
+def _give_back_memory() -> None:
+    """Give what loading has freed back to the system: the C library would keep it, a tenth of all and more."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library, or another system
+        pass

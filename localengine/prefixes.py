@@ -72,11 +72,13 @@ class PrefixTree:
     def publish(self, token_ids: Sequence[int], salt: str | None, blocks: Sequence[int]) -> list[int]:
         """Note that ``blocks`` hold the beginning of ``token_ids``, which fills them; return the new ones.
 
-        Where another block is known to hold the same already, that one stays.
+        Where another block is known to hold the same already, that one stays. Costs a lookup for each block behind
+        the last that is known.
         """
         fresh: list[int] = []
-        node = self._root.child(salt)
-        for block, edge in zip(blocks, self._edges(token_ids), strict=False):
+        known = next((end for end in range(len(blocks), 0, -1) if blocks[end - 1] in self._nodes), 0)
+        node = self._nodes[blocks[known - 1]] if known else self._root.child(salt)
+        for block, edge in zip(blocks[known:], self._edges(token_ids, known), strict=False):
             node = node.child(edge)
             if node.block is None and block not in self._nodes:
                 node.block = block
@@ -91,7 +93,7 @@ class PrefixTree:
         node.block = None
         node.prune()
 
-    def _edges(self, token_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def _edges(self, token_ids: Sequence[int], first: int = 0) -> Iterator[tuple[int, ...]]:
         size = self._block_size
-        for start in range(0, len(token_ids) - size + 1, size):
+        for start in range(first * size, len(token_ids) - size + 1, size):
             yield tuple(token_ids[start : start + size])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from orchestra.localengine.models.batch import Batch
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.models.transformer import Transformer
+from orchestra.localengine.precision import Precision
 from orchestra.localengine.sampler import draw_and_score, score
 from orchestra.localengine.step import RowInput, RowOutput, TokenScore
 
@@ -20,11 +22,12 @@ _FLOAT32_BYTES = 4
 
 
 class Runner:
-    """Runs steps of one model in float32 on a CPU, and owns its weights and its paged KV pool.
+    """Runs steps of one model on a CPU, and owns its weights and its paged KV pool, which is float32.
 
     ``weights`` are taken over (see :class:`Transformer`). The pool is ``num_blocks`` blocks of ``block_size``
     tokens; memory is committed as blocks are first written. ``threads`` sets torch's intra-op threads, which are
-    process-wide; None leaves them as they are.
+    process-wide; None leaves them as they are. ``precision`` and ``strict`` are those of
+    :class:`~orchestra.localengine.config.EngineConfig`.
 
     Implements :class:`~orchestra.localengine.step.StepRunner`. Not thread-safe: one thread at a time.
     """
@@ -37,6 +40,8 @@ class Runner:
         num_blocks: int,
         block_size: int,
         threads: int | None = None,
+        precision: Precision = "float32",
+        strict: bool = False,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks and block_size must be at least 1, not {num_blocks} and {block_size}")
@@ -45,7 +50,8 @@ class Runner:
         self.spec = spec
         self._num_blocks = num_blocks
         self._block_size = block_size
-        self._model: Transformer | None = Transformer(spec, weights)
+        self._strict = strict
+        self._model: Transformer | None = Transformer(spec, weights, precision, strict=strict)
         shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, 2 * spec.head_dim)
         # numpy's zeros, unlike torch's, leave untouched pages to the operating system
         self._pools = torch.from_numpy(numpy.zeros(shape, numpy.float32))
@@ -63,15 +69,16 @@ class Runner:
         """Bytes of one block over all layers."""
         return self.spec.kv_values_per_token * self._block_size * _FLOAT32_BYTES
 
-    def run(self, rows: Sequence[RowInput]) -> list[RowOutput]:
+    def run(self, rows: Sequence[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
         """Compute one step; one output for each row with ``sampling`` or ``targets``, in the order of ``rows``.
 
         Raises ValueError where a row breaks the rules of :class:`RowInput`, before anything is written.
+        ``abandon`` is asked between layers; where it says yes, StepAbandoned is raised.
         """
         wanted = [_wanted(row) for row in rows]
         sampled = [(row, row.sampling) for row in rows if row.sampling is not None]
         with torch.inference_mode():
-            logits = self._forward(rows, wanted)
+            logits = self._forward(rows, wanted, abandon)
             # what is asked of the prompt first: drawing may write to the logits
             asked = [(row, part) for row, part in zip(rows, logits, strict=True) if row.targets]
             scores = {
@@ -112,7 +119,9 @@ class Runner:
         self._model = None
         self._pools = torch.empty(0)
 
-    def _forward(self, rows: Sequence[RowInput], wanted: Sequence[range]) -> list[Tensor]:
+    def _forward(
+        self, rows: Sequence[RowInput], wanted: Sequence[range], abandon: Callable[[], bool] | None = None
+    ) -> list[Tensor]:
         """Logits [len(wanted[i]), vocab] of each row."""
         if self._model is None:
             raise RuntimeError("the runner is closed")
@@ -120,6 +129,18 @@ class Runner:
             return []
         for row in rows:
             self._check(row)
+        if self._strict:
+            parts = iter(self._compute(self._model, *_apart(rows, wanted), abandon))
+            return [torch.cat([next(parts) for _ in row.token_ids]) for row in rows]
+        return self._compute(self._model, rows, wanted, abandon)
+
+    def _compute(
+        self,
+        model: Transformer,
+        rows: Sequence[RowInput],
+        wanted: Sequence[range],
+        abandon: Callable[[], bool] | None,
+    ) -> list[Tensor]:
         # rows of one token first, and by length, so that attention pads little
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids) > 1, rows[i].start))
         batch = Batch.of(
@@ -127,9 +148,9 @@ class Runner:
             [wanted[i] for i in order],
             self._pools[0],
             self.spec.num_heads,
-            self._model.windows,
+            model.windows,
         )
-        logits = torch.split(self._model.forward(batch, self._pools), [len(wanted[i]) for i in order])
+        logits = torch.split(model.forward(batch, self._pools, abandon), [len(wanted[i]) for i in order])
         by_row = dict(zip(order, logits, strict=True))
         return [by_row[i] for i in range(len(rows))]
 
@@ -145,10 +166,23 @@ class Runner:
             raise ValueError(
                 f"request {row.request_id}: {stop} tokens do not fit the {len(row.block_table)} blocks given"
             )
-        if not all(0 <= block < self._num_blocks for block in row.block_table):
+        if min(row.block_table) < 0 or max(row.block_table) >= self._num_blocks:
             raise ValueError(f"request {row.request_id}: a block outside 0..{self._num_blocks - 1} in its table")
-        if not all(0 <= token < self.spec.vocab_size for token in row.token_ids):
+        if min(row.token_ids) < 0 or max(row.token_ids) >= self.spec.vocab_size:
             raise ValueError(f"request {row.request_id}: a token outside the vocabulary of {self.spec.vocab_size}")
+
+
+def _apart(rows: Sequence[RowInput], wanted: Sequence[range]) -> tuple[list[RowInput], list[range]]:
+    """Each token as a row of its own.
+
+    Such a row is computed alike in any company, so that it does not matter either how its prompt was divided.
+    """
+    singles, asked = [], []
+    for row, offsets in zip(rows, wanted, strict=True):
+        for offset, token in enumerate(row.token_ids):
+            singles.append(replace(row, token_ids=(token,), start=row.start + offset))
+            asked.append(range(int(offset in offsets)))
+    return singles, asked
 
 
 def _wanted(row: RowInput) -> range:

@@ -42,7 +42,8 @@ class SamplingParams:
     ``n``: so many completions of the prompt, which is computed once; with a seed, completion ``i`` (from 0) is
     drawn as by ``seed + i``.
     ``seed``: with it, the draw at each position depends on nothing but (seed, position, token).
-    ``stop``: strings that end the output; they are not part of the text.
+    ``stop``: strings that end the output; they are not part of the text. ``stop_after``: they count only in what
+    follows this text, such as the ``</think>`` after which a model that reasons begins to answer.
     ``stop_token_ids``: further tokens that end the output, beside the model's own end tokens.
     ``ignore_eos``: the model's own end tokens do not end the output.
     ``structure``: the form that the output has. It decides where the output ends, so it goes with none of
@@ -83,6 +84,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_after: str | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -159,6 +161,7 @@ _RANGES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "logit_bias": (_is_bias, "token ids with numbers from -100 to 100"),
     "seed": (_or_none(_is_whole), "a whole number"),
     "stop": (lambda v: _are_all(v, lambda s: isinstance(s, str) and s != ""), "a tuple of non-empty strings"),
+    "stop_after": (_or_none(lambda v: isinstance(v, str) and v != ""), "a text that is not empty, or None"),
     "stop_token_ids": (lambda v: _are_all(v, _is_whole), "a tuple of token ids"),
     "ignore_eos": (lambda v: isinstance(v, bool), "True or False"),
     "logprobs": _LOGPROBS,

@@ -27,7 +27,7 @@ class SchedulerState:
     def __init__(self, limits: ClassLimits, pool: BlockPool) -> None:
         if limits.num_blocks != pool.num_blocks:
             raise ValueError(f"limits for {limits.num_blocks} blocks do not fit a pool of {pool.num_blocks}")
-        self.limits = limits
+        self.limits = self._configured = limits
         self.pool = pool
         self.waiting: dict[TrafficClass, OrderedDict[int, Sequence]] = {c: OrderedDict() for c in TrafficClass}
         self.running: dict[TrafficClass, OrderedDict[int, Sequence]] = {c: OrderedDict() for c in TrafficClass}
@@ -125,6 +125,28 @@ class SchedulerState:
         self._enqueue(seq)
         return seq
 
+    def shrink(self, count: int) -> list[Sequence]:
+        """Give ``count`` blocks up for good. Returns those who can never run in what is left; they are removed.
+
+        Blank and cached blocks go first. If they are too few, running sequences are displaced: bulk before
+        interactive, and of a class the cheapest to resume first. An output whose length was left open may become
+        shorter. Raises ValueError where no block would stay.
+        """
+        left = self.pool.num_blocks - count
+        if not 0 < left <= self.pool.num_blocks:
+            raise ValueError(f"{count} of {self.pool.num_blocks} blocks cannot be given up: one must stay")
+        self.limits = self._configured.resized(left)
+        unfit = [seq for seq in self.sequences() if not self._fit(seq)]
+        for seq in unfit:
+            self.remove(seq.request_id)
+        for traffic in (TrafficClass.BULK, TrafficClass.INTERACTIVE):
+            for seq in sorted(self.running[traffic].values(), key=self._cost_to_resume):
+                if self.pool.num_free >= count and self.pool.num_held(traffic) <= self.limits.blocks(traffic):
+                    break
+                self.displace(seq.request_id)
+        self.pool.shrink(count)
+        return unfit
+
     def reach(self, seq: Sequence) -> int:
         """The length for which a running ``seq`` needs blocks now: its own, or its greatest where it is fixed."""
         return seq.max_length if self.limits.is_fixed(seq) else len(seq)
@@ -150,6 +172,16 @@ class SchedulerState:
             for seq in self.waiting[traffic].values():
                 assert not seq.block_table, "a waiting sequence holds blocks"
                 assert not seq.num_computed, "a waiting sequence has computed tokens"
+
+    def _fit(self, seq: Sequence) -> bool:
+        """Whether ``seq`` can run under these limits; where its length was left open, with less output."""
+        room = self.capacity(seq.traffic)
+        if seq.sampling.max_tokens is None and len(seq) < room:
+            seq.max_tokens = min(seq.max_tokens, room - seq.num_prompt)
+        return seq.max_length <= room
+
+    def _cost_to_resume(self, seq: Sequence) -> tuple[bool, int, int]:
+        return self.limits.is_fixed(seq), seq.num_computed, -seq.arrival
 
     def _enqueue(self, seq: Sequence) -> None:
         """Put ``seq`` among those who wait, by arrival."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from orchestra.localengine.request import SamplingParams
 
-__all__ = ["DrawExtras", "RowInput", "RowOutput", "StepRunner", "TokenScore"]
+__all__ = ["DrawExtras", "RowInput", "RowOutput", "StepAbandoned", "StepRunner", "TokenScore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,10 @@ class RowOutput:
     targets: tuple[TokenScore, ...] = ()
 
 
+class StepAbandoned(Exception):
+    """A step was given up between two layers, as it was asked to. Nothing of it counts."""
+
+
 class StepRunner(Protocol):
     """The device-dependent part of the engine: all that the step loop asks of it.
 
@@ -91,8 +95,12 @@ class StepRunner(Protocol):
         """Tokens that a block holds."""
         ...
 
-    def run(self, rows: Sequence[RowInput]) -> list[RowOutput]:
+    def run(self, rows: Sequence[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
         """Compute one step; one output for each row with ``sampling`` or ``targets``, in the order of ``rows``.
+
+        ``abandon`` is asked between layers, and where it says yes the step ends there with StepAbandoned. What it
+        has written by then lies at the positions of its own rows, which nobody reads before they are computed
+        anew: the same blocks may be written again, or given to another request, as if it had never run.
 
         A row that breaks the rules of :class:`RowInput` raises ValueError before anything is written.
         """

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from orchestra.localengine.errors import EngineError
+from orchestra.localengine.own_process import require_own_process
 from orchestra.localengine.request import Delta
 
 __all__ = ["DeltaBuffer", "DeltaStream", "Ticket"]
@@ -136,6 +137,7 @@ class DeltaStream(AsyncIterator[Delta]):
 
     async def __anext__(self) -> Delta:
         """Raises the EngineError that refused or ended the request."""
+        require_own_process()
         try:
             if self._submit is not None and not self._closed:
                 submit, self._submit = self._submit, None

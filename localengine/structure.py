@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +34,7 @@ class Constraint:
     def __init__(self, matcher: Any, threads: ThreadPoolExecutor) -> None:
         self._matcher = matcher
         self._threads = threads
+        self._mask: Future[bytes] | None = None  # of what may come next
 
     def allowed(self) -> Callable[[], bytes]:
         """Begin to work out what may come next; what is returned waits for that, and never raises.
@@ -41,13 +42,16 @@ class Constraint:
         A bit for each token, the lowest first. Where the form cannot be followed any further, everything is
         allowed and `accept` raises.
         """
-        return self._threads.submit(self._matcher.compute_bitmask).result
+        if self._mask is None:  # else it was asked for by a step that was given up, and may still be in the making
+            self._mask = self._threads.submit(self._matcher.compute_bitmask)
+        return self._mask.result
 
     def accept(self, token_id: int) -> bool:
         """Take the next token; True where the output is whole and nothing can follow.
 
         Raises EngineError where the form became too complex to follow.
         """
+        self._mask = None
         if not self._matcher.consume_token(token_id):
             raise EngineError(f"the output's form cannot be followed any further: {_brief(self._matcher)}")
         return bool(self._matcher.is_stopped())

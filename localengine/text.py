@@ -27,7 +27,9 @@ class TextAssembler:
     special tokens that are ``visible``, which are written out.
 
     Stop strings are looked for in all of the output's text, but for the characters that the first ``unsearched``
-    tokens complete, and in nothing else. Held back is only what could still turn out to be the beginning of one.
+    tokens complete, and in nothing else; with ``after``, only in what follows that text. So a model that thinks
+    aloud is stopped there as well, unless told otherwise. Held back is only what could still turn out to be the
+    beginning of one.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TextAssembler:
         stop: tuple[str, ...] = (),
         *,
         unsearched: int = 0,
+        after: str | None = None,
         visible: AbstractSet[int] = frozenset(),
     ) -> None:
         self.stop: str | None = None
@@ -47,6 +50,7 @@ class TextAssembler:
         self._visible = visible
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._matchers = [_Matcher(s) for s in sorted(set(stop), key=len, reverse=True)]
+        self._marker = None if after is None else _Matcher(after)  # None once it was seen
         self._held = ""
         self._emitted: list[str] = []
 
@@ -82,9 +86,13 @@ class TextAssembler:
         """Feed the matchers; returns what is final of the held and the new text, and holds the rest."""
         text = self._held + new
         position = len(self._held)
-        for char in new if self._matchers and self._unsearched < 0 else "":
+        for char in new if self._matchers else "":
             position += 1
-            for matcher in self._matchers:
+            if self._marker is not None:
+                if self._marker.step(char):
+                    self._marker = None
+                continue
+            for matcher in self._matchers if self._unsearched < 0 else ():
                 if matcher.step(char):
                     self.stop, self._held = matcher.pattern, ""
                     return text[: position - len(matcher.pattern)]
@@ -103,7 +111,7 @@ class _Matcher:
 
     def __init__(self, pattern: str) -> None:
         if not pattern:
-            raise ValueError("a stop string must not be empty")
+            raise ValueError("a stop string must not be empty, nor the text after which it counts")
         self.pattern = pattern
         self.matched = 0
         # fallback[k]: the longest proper beginning of pattern[: k + 1] that it also ends with

@@ -7,48 +7,33 @@ import queue
 import threading
 import time
 import weakref
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
+from orchestra.localengine.abandonment import Abandonment
 from orchestra.localengine.apply import apply_plan, commit_step
 from orchestra.localengine.blocks import BlockPool
 from orchestra.localengine.classes import ClassLimits
 from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.cost import CostModel
 from orchestra.localengine.errors import EngineBusy, EngineClosed, EngineDied, EngineError
+from orchestra.localengine.events import EventBus
 from orchestra.localengine.generation import Generation
 from orchestra.localengine.loading import LoadedModel
-from orchestra.localengine.plan import StepBudget, StepPlan, plan_step
+from orchestra.localengine.own_process import claim_process
+from orchestra.localengine.schedulers import SCHEDULERS
 from orchestra.localengine.sequence import Sequence as ScheduledSequence
 from orchestra.localengine.state import SchedulerState
-from orchestra.localengine.step import RowOutput
+from orchestra.localengine.step import RowOutput, StepAbandoned
+from orchestra.localengine.step_plan import StepBudget, StepPlan
+from orchestra.localengine.step_record import StepRecord
+from orchestra.localengine.telemetry import Telemetry
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["StepRecord", "Worker"]
+__all__ = ["Worker"]
 
-_HISTORY = 1 << 14  # steps that are remembered
 _EXIT_SECONDS = 10.0
-_LEAST_USE = 2  # a step may take this many times its fixed cost, whatever the targets
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step: when it began (``time.monotonic``), how long it took, and what it computed for whom.
-
-    ``interactive`` and ``bulk`` count the rows of each class, prompts included; ``predicted`` is what the
-    step-time model expected, in seconds.
-    """
-
-    at: float
-    seconds: float
-    predicted: float
-    interactive: int
-    bulk: int
-    prefill_tokens: int
-    decode_rows: int
 
 
 class Worker:
@@ -58,8 +43,11 @@ class Worker:
     `stop` may be called from any thread. A worker runs once; a new one takes its place after the end.
     """
 
-    def __init__(self, open_model: Callable[[EngineConfig], LoadedModel], config: EngineConfig) -> None:
+    def __init__(
+        self, open_model: Callable[[EngineConfig], LoadedModel], config: EngineConfig, events: EventBus
+    ) -> None:
         self.config = config
+        self.telemetry = Telemetry(events)
         self.ready: Future[LoadedModel] = Future()
         self.ended = False
         # SimpleQueue.put is reentrant: a stream's finalizer may run inside any other call, even a put
@@ -78,9 +66,11 @@ class Worker:
         self._followers: dict[int, list[ScheduledSequence]] = {}  # of each first completion that is yet to start
         self._arrivals = 0
         self._cost = CostModel()
-        self._history: deque[StepRecord] = deque(maxlen=_HISTORY)
-        self._counts: Counter[str] = Counter()
+        self._schedule = SCHEDULERS[config.scheduler]
+        self._unseen = 0  # interactive prompts that were submitted, and that no plan knows yet
+        self._abandonment = Abandonment(lambda: self._unseen > 0, time.monotonic)
         self._thread = threading.Thread(target=self._run, name="orchestra-engine", daemon=True)
+        claim_process()
         _workers.add(self)
         self._thread.start()
 
@@ -97,11 +87,13 @@ class Worker:
                 raise self._why_ended()
             waiting = self._inbox[seq.traffic] + self._num_waiting(seq.traffic)
             if self.config.max_waiting is not None and waiting >= self.config.max_waiting:
+                self.telemetry.count("refused")
                 raise EngineBusy(
                     f"{waiting} {seq.traffic} requests wait already (max_waiting = {self.config.max_waiting}): "
                     "try again later"
                 )
             self._inbox[seq.traffic] += len(generations)
+            self._unseen += seq.traffic is TrafficClass.INTERACTIVE
             self._commands.put(lambda: self._add(generations))
 
     def cancel(self, request_id: int) -> None:
@@ -125,27 +117,23 @@ class Worker:
         """The most tokens that one request of this class can have. Known once the model is ready."""
         return self._limits.blocks(traffic) * self.config.block_size if self._limits else 0
 
-    def history(self) -> list[StepRecord]:
-        """The latest steps, oldest first."""
-        with self._lock:
-            return list(self._history)
-
     def stats(self) -> dict[str, Any]:
         """What the engine is doing and has done, as plain data."""
-        state = self._state
-        with self._lock:
-            counts, last = dict(self._counts), (self._history[-1] if self._history else None)
-        cost = self._cost.cost
+        state, cost = self._state, self._cost.cost
+        pool = state.pool if state else None
         return {
+            "slots": self.config.max_num_seqs,
             "running": {str(c): len(state.running[c]) if state else 0 for c in TrafficClass},
             "waiting": {str(c): self._inbox[c] + self._num_waiting(c) for c in TrafficClass},
             "blocks": {
-                "total": state.pool.num_blocks if state else 0,
-                "free": state.pool.num_free if state else 0,
+                "total": pool.num_blocks if pool else 0,
+                "free": pool.num_free if pool else 0,
+                "cached": {str(c): pool.num_cached(c) if pool else 0 for c in TrafficClass},
+                "held": {str(c): pool.num_held(c) if pool else 0 for c in TrafficClass},
                 "size": self.config.block_size,
             },
-            **{name: counts.get(name, 0) for name in _COUNTERS},
-            "last_step_seconds": last.seconds if last else None,
+            "evictions": pool.evictions if pool else 0,
+            **self.telemetry.stats(),
             "step_cost": {
                 "base": cost.base,
                 "per_prefill_token": cost.per_prefill_token,
@@ -155,7 +143,8 @@ class Worker:
         }
 
     def _num_waiting(self, traffic: TrafficClass) -> int:
-        return len(self._state.waiting[traffic]) if self._state else 0
+        state = self._state  # which the end takes away at any moment
+        return len(state.waiting[traffic]) if state else 0
 
     # In the worker's thread
 
@@ -173,31 +162,25 @@ class Worker:
         try:
             model = open_model(self.config)
             runner = model.runner
-            share = self.config.interactive_cache
-            if share is None:
-                share = self.config.interactive_slots / self.config.max_num_seqs
-            kept = int(runner.num_blocks * share)
-            limits = self._limits = ClassLimits(
-                max_num_seqs=self.config.max_num_seqs,
-                num_blocks=runner.num_blocks,
-                interactive_slots=self.config.interactive_slots,
-                interactive_blocks=kept,
-                bulk_min_share=self.config.bulk_min_share,
-            )
+            limits = self._limits = ClassLimits.of(self.config, runner.num_blocks)
             self._state = SchedulerState(
                 limits, BlockPool(runner.num_blocks, runner.block_size, caching=self.config.prefix_cache)
             )
         except EngineError as error:
-            self.ended = True
-            self.ready.set_exception(error)
+            self._refuse_to_start(error)
         except BaseException as error:
-            self.ended = True
             failure = EngineDied(f"the model could not be loaded: {_told(error)}")
             failure.__cause__ = error
-            self.ready.set_exception(failure)
+            self._refuse_to_start(failure)
         else:
             self._model = model
             self.ready.set_result(model)
+            self.telemetry.engine_started(model)
+
+    def _refuse_to_start(self, error: EngineError) -> None:
+        self.ended = True
+        self.ready.set_exception(error)
+        self.telemetry.engine_ended(error)
 
     def _loop(self, model: LoadedModel, state: SchedulerState) -> None:
         while True:
@@ -218,20 +201,24 @@ class Worker:
 
     def _step(self, model: LoadedModel, state: SchedulerState) -> None:
         cost = self._cost.cost
-        floor = _LEAST_USE * cost.base
-        budget = StepBudget(
-            tokens=self.config.step_tokens,
-            ttft=max(self.config.ttft_target_ms / 1000, floor),
-            tpot=max(self.config.tpot_target_ms / 1000, floor),
-        )
-        plan = plan_step(state, budget, cost)
+        plan = self._schedule(state, StepBudget.of(self.config, cost), cost)
         if not plan.rows:
             raise RuntimeError(f"there is work and nothing runs: {dict(plan.held)}")
         rows = apply_plan(state, plan)
+        for request_id in plan.displaced:
+            self.telemetry.displaced(self._live[request_id])
+        abandon = self._abandonment.watch(state, plan) if self.config.scheduler == "classes" else None
         began = time.monotonic()
         for row in rows:
-            self._live[row.request_id].begin(began)
-        outputs = model.runner.run(rows)
+            generation = self._live[row.request_id]
+            if generation.begin(began):
+                self.telemetry.started(generation, began)
+        try:
+            outputs = model.runner.run(rows, abandon)
+        except StepAbandoned:  # nothing of it counts, and its rows come again
+            self._abandonment.abandoned()
+            self.telemetry.count("abandoned")
+            return
         now = time.monotonic()
         self._cost.observe(plan.load, now - began)
         self._record(state, plan, began, now)
@@ -252,38 +239,45 @@ class Worker:
             if not isinstance(error, EngineError):
                 error = EngineError(f"the output could not be turned into text: {_told(error)}")
             generation.buffer.fail(error)
-            self._counts["failed"] += 1
+            self.telemetry.failed(generation, error)
             for relative in seq.kin:  # whose reader has the error already
                 if relative is not seq:
                     self._cancel(relative.request_id)
         else:
-            self._counts["output_tokens"] += 1
+            self.telemetry.drew(generation)
             if not ended:
                 return
-            self._counts["finished"] += 1
+            self.telemetry.finished(generation)
             state.growth.observe(seq)
         state.remove(request_id)
         del self._live[request_id]
 
     def _record(self, state: SchedulerState, plan: StepPlan, began: float, now: float) -> None:
         interactive = sum(row.request_id in state.running[TrafficClass.INTERACTIVE] for row in plan.rows)
-        record = StepRecord(
-            at=began,
-            seconds=now - began,
-            predicted=plan.seconds,
-            interactive=interactive,
-            bulk=len(plan.rows) - interactive,
-            prefill_tokens=plan.load.prefill_tokens,
-            decode_rows=plan.load.decode_rows,
+        pool = state.pool
+        self.telemetry.stepped(
+            StepRecord(
+                at=began,
+                seconds=now - began,
+                predicted=plan.seconds,
+                interactive=interactive,
+                bulk=len(plan.rows) - interactive,
+                prefill_tokens=plan.load.prefill_tokens,
+                decode_rows=plan.load.decode_rows,
+                slots=self.config.max_num_seqs,
+                blocks=pool.num_blocks,
+                free_blocks=pool.num_free,
+                cached_interactive=pool.num_cached(TrafficClass.INTERACTIVE),
+                cached_bulk=pool.num_cached(TrafficClass.BULK),
+                held_interactive=pool.num_held(TrafficClass.INTERACTIVE),
+                held_bulk=pool.num_held(TrafficClass.BULK),
+            )
         )
-        with self._lock:
-            self._history.append(record)
-            self._counts["steps"] += 1
-            self._counts["prefill_tokens"] += plan.load.prefill_tokens
-            self._counts["displacements"] += len(plan.displaced)
 
     def _add(self, generations: Sequence[Generation]) -> None:
         first = generations[0].seq
+        with self._lock:
+            self._unseen -= first.traffic is TrafficClass.INTERACTIVE
         if self._state is None or self.ended or (self.stopping and not self._draining):
             with self._lock:
                 self._inbox[first.traffic] -= len(generations)
@@ -293,6 +287,7 @@ class Worker:
             generation.seq.arrival = self._arrivals
             self._arrivals += 1
             self._live[generation.seq.request_id] = generation
+            self.telemetry.queued(generation)
         self._followers[first.request_id] = [generation.seq for generation in generations[1:]]
         self._enqueue(self._state, first)
 
@@ -315,7 +310,7 @@ class Worker:
         if self._state.remove(request_id) is None:  # it followed another that has not computed the prompt yet
             with self._lock:
                 self._inbox[generation.seq.traffic] -= 1
-        self._counts["cancelled"] += 1
+        self.telemetry.cancelled(generation)
 
     def _end(self, why: Callable[[], EngineError]) -> None:
         with self._lock:
@@ -323,14 +318,16 @@ class Worker:
             self._why_ended = why
         self._state = None  # its books may be wrong, and nobody may stumble over them and leave the others waiting
         self._obey(wait=False)  # what was submitted before this instant fails, like the rest
-        for generation in self._live.values():
-            generation.buffer.fail(why())
+        unfinished = [(generation, why()) for generation in self._live.values()]
         self._live.clear()
-        if self._model is not None:
-            self._model.runner.close()
-
-
-_COUNTERS = ("steps", "finished", "cancelled", "failed", "prefill_tokens", "output_tokens", "displacements")
+        for generation, error in unfinished:
+            generation.buffer.fail(error)
+        if self._model is None:
+            return
+        self._model.runner.close()
+        for generation, error in unfinished:
+            self.telemetry.failed(generation, error)
+        self.telemetry.engine_ended(None if why is _closed else why())
 
 
 class _Death:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -20,7 +20,7 @@ from orchestra.clock import wall
 from orchestra.config import LOCAL, Config, default_config, load_config, parse_config
 from orchestra.dispatch import Dispatcher
 from orchestra.errors import ConnectionFailed, InputError, UnknownModelError
-from orchestra.local_route import LocalRoute
+from orchestra.local_route import LocalRoute, open_engine
 from orchestra.own_calls import chat_payload, embeddings_payload, originate, provider_error, read_vectors
 from orchestra.policies.traffic import TrafficClass
 from orchestra.tagging import current_tag
@@ -62,7 +62,10 @@ class Orchestra:
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = default_config() if config is None else config
-        self._local = {name: LocalRoute(name, local) for name, local in self.config.local.items()}
+        opener = partial(open_engine, traffic=self.config.traffic)
+        self._local = {
+            name: LocalRoute(name, local, open_engine=opener) for name, local in self.config.local.items()
+        }
         self._budget = Budget(self.config.traffic, backend=self.config.budget)
         self._wire = HttpWire(self.config.network.client)
         self._dispatcher = Dispatcher(self.config, budget=self._budget, wire=self._wire, local=self._local)
@@ -298,7 +301,7 @@ class Orchestra:
                 await ahead.acquire()
                 yield request
 
-        from orchestra.jobs.sources import JsonlFile, each  # on use: as above
+        from orchestra.jobs.intake.sources import JsonlFile, each  # on use: as above
 
         if not isinstance(requests, str | os.PathLike | JsonlFile):
             requests = asked(requests)

@@ -20,6 +20,8 @@ class Kind:
     None where it has none, or none that we speak. ``batches_by_default`` is False where not every server of that
     kind has one, so that the settings must say so. ``background`` are the windows in which it answers single
     requests at a lower price, the cheapest first: see `orchestra.providers.batches.background`.
+    ``rate_limits`` is the class that reads what an administrator is told of an account's limits, as
+    ``module:name`` in `orchestra.providers.rate_limits`; None where nobody is.
     """
 
     dialect: str
@@ -30,6 +32,7 @@ class Kind:
     batches: str | None = None
     batches_by_default: bool = True
     background: tuple[str, ...] = ()
+    rate_limits: str | None = None
 
 
 _OPENAI_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
@@ -44,6 +47,7 @@ KINDS: Mapping[str, Kind] = {
         billed_tiers=_OPENAI_BILLED,
         batches="openai:OpenAIBatches",
         background=("8h", "2h"),
+        rate_limits="openai:OpenAIRateLimits",
     ),
     "anthropic": Kind(
         "anthropic:Anthropic",
@@ -51,6 +55,7 @@ KINDS: Mapping[str, Kind] = {
         tiers=("auto", "standard_only"),
         billed_tiers=("standard", "priority"),
         batches="anthropic:AnthropicBatches",
+        rate_limits="anthropic:AnthropicRateLimits",
     ),
     "gemini": Kind(
         "gemini:Gemini",

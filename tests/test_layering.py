@@ -43,10 +43,13 @@ FLOORS = {
     "__main__": 7,
 }
 
+# The folders of orchestra/jobs/: each imports from itself and those before it, what stands beside them from all.
+FOLDERS_OF_JOBS = ("ledger", "intake", "progress", "sending", "diversion", "awaited")
+
 # Houses, and packages from outside beside the standard library, that a house may import.
 ALLOWED = {
     "policies": ({"policies"}, {"tenacity"}),
-    "kernels": ({"kernels"}, {"torch", "triton"}),
+    "kernels": ({"kernels"}, {"torch", "triton", "numpy"}),
     "localengine": (
         {"localengine", "policies", "kernels"},
         {"torch", "numpy", "gguf", "safetensors", "tokenizers", "jinja2", "anyio", "llguidance"},
@@ -177,6 +180,27 @@ def test_no_import_runs_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
+def test_the_folders_of_jobs_import_one_another_one_way():
+    front = "orchestra.jobs"
+    folders = {
+        module.split(".")[2]
+        for module, path in MODULES.items()
+        if module.startswith(f"{front}.") and path.name == "__init__.py"
+    }
+    assert folders == set(FOLDERS_OF_JOBS), "give each folder of jobs/ its place in FOLDERS_OF_JOBS"
+
+    def place(module: str) -> int:
+        folder = module.split(".")[2] if module != front else ""
+        return FOLDERS_OF_JOBS.index(folder) if folder in folders else len(folders)
+
+    within = [
+        found
+        for found in IMPORTS
+        if found.importer.startswith(f"{front}.") and f"{found.target}.".startswith(f"{front}.")
+    ]
+    assert [found.place for found in within if place(found.target) > place(found.importer)] == []
+
+
 def test_the_engine_is_loaded_on_use_only():
     wrong = [
         found.place
@@ -188,6 +212,7 @@ def test_the_engine_is_loaded_on_use_only():
 
 def test_the_planner_knows_neither_torch_nor_time():
     banned = {"torch", "time", "asyncio", "threading"}
-    pure = {"orchestra.localengine.plan", "orchestra.localengine.blocks"}
+    names = ("abandonment", "blocks", "draft", "plan", "schedulers", "state", "step_plan")
+    pure = {f"orchestra.localengine.{name}" for name in names}
     assert pure <= set(MODULES)
     assert [f.place for f in IMPORTS if f.importer in pure and f.target.partition(".")[0] in banned] == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -55,29 +57,27 @@ class Batch:
         ``wanted[i]``: the tokens of row ``i`` whose logits are asked for, as offsets into its ``token_ids``.
         ``pool`` is any layer's; ``heads`` is the number of query heads.
         """
-        singles = [row for row in rows if len(row.token_ids) == 1]
-        token_ids = [token for row in rows for token in row.token_ids]
-        positions = [row.start + i for row in rows for i in range(len(row.token_ids))]
         kv_heads, block_size = pool.shape[1:3]
-        blocks = [
-            row.block_table[p // block_size]
-            for row in rows
-            for p in range(row.start, row.start + len(row.token_ids))
-        ]
-        wanted_tokens: list[int] = []
-        first = 0
-        for row, offsets in zip(rows, wanted, strict=True):
-            wanted_tokens.extend(first + offset for offset in offsets)
-            first += len(row.token_ids)
-        position = torch.tensor(positions)
-        block_head = torch.tensor(blocks)[:, None] * kv_heads + torch.arange(kv_heads)  # [tokens, kv_heads]
+        counts = [len(row.token_ids) for row in rows]
+        firsts = list(accumulate(counts, initial=0))  # each row's first token in the step
+        token_ids = numpy.fromiter(chain.from_iterable(row.token_ids for row in rows), numpy.int64, firsts[-1])
+        starts = numpy.array([row.start for row in rows])
+        position = numpy.arange(firsts[-1]) + (starts - firsts[:-1]).repeat(counts)
+        # all block tables end to end, and where in them each row's begins
+        tables = numpy.fromiter(chain.from_iterable(row.block_table for row in rows), numpy.int64)
+        begins = numpy.array([0, *accumulate(len(row.block_table) for row in rows[:-1])])
+        block, offset = numpy.divmod(position, block_size)
+        block = tables[begins.repeat(counts) + block]
+        slots = (block[:, None] * kv_heads + numpy.arange(kv_heads)) * block_size + offset[:, None]
+        asked = [first + offset for first, offsets in zip(firsts[:-1], wanted, strict=True) for offset in offsets]
+        num_decode = counts.count(1)
         return cls(
-            token_ids=torch.tensor(token_ids),
-            positions=position,
-            slots=block_head * block_size + (position % block_size)[:, None],
-            num_decode=len(singles),
-            attention=_plans(singles, rows[len(singles) :], pool, heads, windows),
-            wanted=torch.tensor(wanted_tokens, dtype=torch.int64),
+            token_ids=torch.from_numpy(token_ids),
+            positions=torch.from_numpy(position),
+            slots=torch.from_numpy(slots),
+            num_decode=num_decode,
+            attention=_plans(rows[:num_decode], rows[num_decode:], pool, heads, windows),
+            wanted=torch.tensor(asked, dtype=torch.int64),
         )
 
 

@@ -10,6 +10,7 @@ Shapes: T tokens of the step, H query heads, K key-value heads, D head_dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +19,16 @@ from torch import Tensor
 
 from orchestra.kernels.activation import gelu_tanh_mul, silu_mul
 from orchestra.kernels.attention import decode, extend
-from orchestra.kernels.linear import linear, pack
+from orchestra.kernels.linear import Int8Matrix, linear, pack, pack_int8
 from orchestra.kernels.norm import add_rms_norm, rms_norm
 from orchestra.kernels.rope_kv import rope_kv
 from orchestra.localengine.errors import ModelFileError
 from orchestra.localengine.models.batch import Batch
 from orchestra.localengine.models.layout import EMBEDDING, HEAD, NORM, layer_shapes, tensor_shapes
+from orchestra.localengine.models.row_stable import Matrix, in_small_pieces, packing_stably
 from orchestra.localengine.models.spec import LayerKind, ModelSpec, Rope
+from orchestra.localengine.precision import Precision
+from orchestra.localengine.step import StepAbandoned
 
 __all__ = ["Transformer"]
 
@@ -35,21 +39,22 @@ class _Layer:
 
     kind: LayerKind
     input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(H + 2K) * D, hidden]
+    qkv: Matrix  # [(H + 2K) * D, hidden]
     qkv_bias: Tensor | None  # [(H + 2K) * D]
     qk_norm: Tensor | None  # [H + K, D]
-    out: Tensor  # [hidden, H * D]
+    out: Matrix  # [hidden, H * D]
     out_bias: Tensor | None  # [hidden]
     attention_norm: Tensor | None  # [hidden], of what attention adds
     mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Matrix  # [2 * intermediate, hidden]
+    down: Matrix  # [hidden, intermediate]
     down_norm: Tensor | None  # [hidden], of what the MLP adds
 
 
 class Transformer:
-    """Weights of a model, and its forward pass in float32.
+    """Weights of a model, and its forward pass in float32; with ``precision`` int8, all but the matrix products.
 
+    With ``strict`` a token's results are the same to the last bit in any company, if it is a row of its own.
     ``weights`` maps Hugging Face tensor names to float32 tensors. The model takes them over: the dict is empty
     afterwards, so that packed matrices do not exist twice (pass a copy of the dict to keep the tensors). A tied
     embedding is the exception: it is a lookup table and a packed matrix at once.
@@ -57,9 +62,18 @@ class Transformer:
     Raises :class:`ModelFileError` where a tensor is missing, has another shape, or has no place in the model.
     """
 
-    def __init__(self, spec: ModelSpec, weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: dict[str, Tensor],
+        precision: Precision = "float32",
+        *,
+        strict: bool = False,
+    ) -> None:
         self.spec = spec
         shapes = tensor_shapes(spec)
+        plain: Callable[[Tensor], Tensor | Int8Matrix] = pack_int8 if precision == "int8" else pack
+        packing = packing_stably(plain) if strict else plain
 
         def take(name: str) -> Tensor:
             tensor = weights.pop(name, None)
@@ -77,15 +91,16 @@ class Transformer:
         with torch.inference_mode():
             self._embedding = take(EMBEDDING)
             self._layers = [
-                _layer(spec, i, {name: take(f"model.layers.{i}.{name}") for name in layer_shapes(spec)})
+                _layer(spec, i, {name: take(f"model.layers.{i}.{name}") for name in layer_shapes(spec)}, packing)
                 for i in range(spec.num_layers)
             ]
             self._norm = take(NORM)
-            self._head = pack(self._embedding if spec.tie_embeddings else take(HEAD))
+            self._head = packing(self._embedding if spec.tie_embeddings else take(HEAD))
             ropes = {layer.kind.rope for layer in self._layers}
             self._frequencies = {rope: _frequency(rope, spec.head_dim) for rope in ropes}
             self._windows = frozenset(layer.kind.window for layer in self._layers)
-        self._activation = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[spec.activation]
+        activation = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[spec.activation]
+        self._activation = in_small_pieces(activation) if strict else activation
         self._scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
         if weights:
             names = ", ".join(sorted(weights)[:3])
@@ -98,10 +113,11 @@ class Transformer:
         """The windows of its layers, which a batch must have a plan for; None is the whole context."""
         return self._windows
 
-    def forward(self, batch: Batch, pools: Tensor) -> Tensor:
+    def forward(self, batch: Batch, pools: Tensor, abandon: Callable[[], bool] | None = None) -> Tensor:
         """Compute the step and return the logits of ``batch.wanted``: float32 [wanted, vocab].
 
         Keys and values of all tokens are written to ``pools`` [layers, blocks, K, block_size, 2D].
+        ``abandon`` is asked between layers; where it says yes, StepAbandoned is raised.
         """
         spec, eps = self.spec, self.spec.rms_norm_eps
         turns = self._turns(batch.positions)
@@ -110,19 +126,22 @@ class Transformer:
             residual.mul_(spec.embedding_scale)
         delta = torch.zeros_like(residual)  # what the last block adds to the residual
         for layer, pool in zip(self._layers, pools, strict=True):
+            if abandon is not None and abandon():
+                raise StepAbandoned
             x = add_rms_norm(delta, residual, layer.input_norm, eps)  # [T, hidden]
             qkv = _biased(linear(x, layer.qkv), layer.qkv_bias)  # [T, (H + 2K) * D]
             cos, sin = turns[layer.kind.rope]
             q = rope_kv(qkv, cos, sin, batch.slots, pool, qk_norm=layer.qk_norm, eps=eps)  # [T, H, D]
+            if layer is self._layers[-1] and not len(batch.wanted):
+                return residual.new_empty(0, spec.vocab_size)
             x = self._attend(q, pool, batch, layer.kind.window)  # [T, H * D]
+            if layer is self._layers[-1]:  # of the other tokens, keys and values are all that is ever read
+                x, residual = x[batch.wanted], residual[batch.wanted]  # T is the number of these from here on
             delta = _normed(_biased(linear(x, layer.out), layer.out_bias), layer.attention_norm, eps)
             x = add_rms_norm(delta, residual, layer.mlp_norm, eps)  # [T, hidden]
             x = self._activation(linear(x, layer.gate_up))  # [T, intermediate]
             delta = _normed(linear(x, layer.down), layer.down_norm, eps)
-        if not len(batch.wanted):
-            return residual.new_empty(0, spec.vocab_size)
-        last = (residual + delta)[batch.wanted]  # [wanted, hidden]
-        logits = linear(rms_norm(last, self._norm, eps), self._head)
+        logits = linear(add_rms_norm(delta, residual, self._norm, eps), self._head)
         if spec.logit_softcap is not None:
             logits.div_(spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
         return logits
@@ -149,7 +168,7 @@ class Transformer:
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 
-def _layer(spec: ModelSpec, number: int, own: dict[str, Tensor]) -> _Layer:
+def _layer(spec: ModelSpec, number: int, own: dict[str, Tensor], pack: Callable[[Tensor], Matrix]) -> _Layer:
     """Layer ``number`` from its tensors, which are taken out of ``own`` as they are packed."""
 
     def fused(*names: str) -> Tensor:

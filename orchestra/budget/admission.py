@@ -219,7 +219,7 @@ class Admission:
         if spent.usd is None and charge.usd is not None:
             spent = replace(spent, usd=charge.usd)
         for dimension in ticket.held_in:
-            dimension.bucket.settle(dimension.amount(charge), dimension.spent(spent), now)
+            dimension.settle(charge, spent, now)
         if ticket.held_in != self._in_force:
             for dimension in self.dimensions:
                 if dimension.metric == "concurrency" and dimension not in ticket.held_in:
@@ -254,16 +254,18 @@ class Admission:
 
     def decide(self, now: float, limit: int = 512) -> Decision:
         """Grant, in order, whatever can go at ``now`` (at most ``limit``), and fail what has waited too long."""
-        fresh, self._fresh = self._fresh, []
+        fresh = self._fresh
         self.wait = None
         if not self.interactive.waiting and not self.bulk.waiting and not self._failed:
             if not fresh:
                 return NOBODY
             if len(fresh) == 1 and self._passes(fresh[0], now):  # no queue, no place in it
+                self._fresh = []
                 if fresh[0].traffic is _INTERACTIVE:
                     self._note_demand(fresh[0], now)
                 self._grant(fresh[0], False, now)
                 return Decision(fresh, [], math.inf)
+        self._fresh = []
         for ticket in fresh:
             if ticket.state is _WAITING and ticket.place is None:
                 self._place(ticket, now)

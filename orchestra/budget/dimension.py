@@ -21,7 +21,7 @@ class Dimension:
     refills, what they asked for less what has refilled meanwhile; of slots, how many they have and want.
     """
 
-    __slots__ = ("_asked_at", "_depth", "amount", "bucket", "for_bulk", "metric", "name", "reserve", "spent")
+    __slots__ = ("_asked_at", "_depth", "amount", "bucket", "for_bulk", "metric", "name", "reserve")
 
     def __init__(
         self,
@@ -43,7 +43,6 @@ class Dimension:
         self.for_bulk = for_bulk
         self.bucket = bucket
         self.amount = _AMOUNTS[self.metric]
-        self.spent = self.amount if bucket.rate else _nothing  # of a stock all comes back
         if self.metric == "concurrency":
             self.reserve = Reserve(reserve, least=0.0, level=level, now=now)
         else:
@@ -61,6 +60,14 @@ class Dimension:
             bucket.reserve(mine.reserved, now)
             bucket.settle(0.0, max(0.0, used), now)
             self.bucket = bucket
+
+    def settle(self, charge: Charge, spent: Charge, now: float) -> None:
+        """End what a call had reserved, of which ``spent`` stays used. Of a stock all comes back."""
+        reserved = self.amount(charge)
+        if not self.bucket.rate:
+            self.bucket.settle(reserved, 0.0, now)
+        else:
+            self.bucket.settle(reserved, reserved if spent is charge else self.amount(spent), now)
 
     def floor(self, now: float, untried: bool = False) -> float:
         """Return what bulk must leave: a share of what refills, whole slots of a concurrency limit.
@@ -100,10 +107,6 @@ class Dimension:
 
 def _one_slot(_: Charge) -> float:
     return 1.0
-
-
-def _nothing(_: Charge) -> float:
-    return 0.0
 
 
 def _usd(charge: Charge) -> float:

@@ -38,6 +38,23 @@ weights = "smollm2-135m"
 # kv_bytes = 536_870_912
 # CPU threads. Default: one for each core.
 # threads = 2
+# The most milliseconds that bulk may make an interactive request wait for its first step ...
+# ttft_target_ms = 200
+# ... and for each further token. Lower answers more evenly, higher serves more bulk.
+# tpot_target_ms = 150
+# Of the requests computed together, how many places bulk never takes. A place that an interactive request needs is
+# made free in any case; these need no bulk request to start again.
+# interactive_slots = 2
+# The share of the KV cache that bulk never takes, from 0 to 0.9: what was computed of interactive prompts stays
+# there for others that begin alike. Default: as of the places.
+# interactive_cache = 0.125
+# Whether what was computed of a prompt is kept for others that begin alike.
+# prefix_cache = true
+# "int8" takes a quarter to a half of the memory for the model's matrices, and is quicker; but the likeliest token
+# is another in one place of seven. Measure yours first: `orchestra model info NAME --precision int8 --measure`.
+# precision = "float32"
+# The same bits of every logit for a request in any company. Costs time.
+# strict = false
 # What this machine costs in USD: jobs then say what a million tokens cost on it. Default: nobody knows.
 # dollars_per_hour = 0.80
 
@@ -56,8 +73,9 @@ weights = "smollm2-135m"
 # priority = false
 
 # Limits of the account. All models whose name matches one of the patterns share them. What you leave out is
-# learned from the answers; what you set is never exceeded. A provider may have several such sections, each in
-# double brackets; without `models` a section holds for all.
+# learned from the answers; what you set is never exceeded. `orchestra limits openai` writes
+# such sections, where you have an administrator's key. A provider may have several, each in double brackets;
+# without `models` a section holds for all.
 # [[providers.openai.limits]]
 # models = ["gpt-*"]
 # requests_per_minute = 600
@@ -137,9 +155,11 @@ weights = "smollm2-135m"
 # 0.9, or "auto", which follows the interactive demand.
 interactive_reserve = "auto"
 # interactive_reserve = 0.2
-# The share of each limit that bulk gets even under endless interactive load, from 0 to 0.9. 0: bulk may wait.
+# The share of each limit, and of an engine's tokens, that bulk gets even under endless interactive load, from 0 to
+# 0.9. 0: bulk may wait.
 bulk_min_share = 0.0
-# How many calls of a class may wait for a limit: one more fails at once. Default: any number, they are only calls.
+# How many calls of a class may wait for a limit, or an engine: one more fails at once. Default: any number, they
+# are only calls.
 # max_waiting = 10_000
 # Send up to this share of the interactive calls a second time, where their answers are later than usual, and take
 # the first that comes. 0: never. Both are charged: 0.05 costs at most 5 % more calls.

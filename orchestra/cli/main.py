@@ -17,6 +17,7 @@ from orchestra.cli.demo.command import demo
 from orchestra.cli.doctor import doctor
 from orchestra.cli.init import init
 from orchestra.cli.jobs import app as jobs_app
+from orchestra.cli.limits import limits
 from orchestra.cli.model import app as model_app
 from orchestra.cli.run import run
 from orchestra.cli.status import status
@@ -41,6 +42,8 @@ Interactive calls go first; bulk takes all that they leave. Start here:
   jobs of this and earlier days; also show, cancel, resume, results
 - `orchestra status`:
   says what running programs do: limits, how much is used, who waits, for what and how long
+- `orchestra limits openai`:
+  says what the account may use, as settings to paste; needs an administrator's key
 
 Each command explains itself: `orchestra COMMAND --help`
 """
@@ -53,7 +56,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, init, doctor, run, status):
+for command in (demo, init, doctor, run, status, limits):
     app.command()(command)
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(model_app, name="model")

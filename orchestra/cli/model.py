@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from orchestra.cli.model_info import model_info
+
 __all__ = ["app", "list_models", "model_info", "pull_model"]
 
 app = typer.Typer(help="Models for the engine in your process: list, pull, info.", no_args_is_help=True)
@@ -32,38 +34,7 @@ def list_models() -> None:
     typer.echo(f"\nCached in {registry.cache_dir()} (ORCHESTRA_CACHE names another folder).")
 
 
-@app.command("info")
-def model_info(
-    weights: Annotated[str, typer.Argument(help="A name from `orchestra model list`, a .gguf file, or a folder.")],
-) -> None:
-    """Say what a model is and what it will take, from its header alone: nothing large is read."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from orchestra.localengine.capacity import human, kv_bytes_per_token, weight_bytes, weight_values
-    from orchestra.localengine.weights.opening import read_spec
-    from orchestra.localengine.weights.registry import resolve
-
-    path = resolve(weights)
-    spec = read_spec(path)
-    layers = f"{spec.num_layers}"
-    if spec.sliding_layers:
-        layers += f", {len(spec.sliding_layers)} of them with a window of {spec.sliding_window:,} tokens"
-    heads = f"{spec.num_heads} of {spec.head_dim} numbers, on {spec.num_kv_heads} of keys and values"
-    table = Table.grid(padding=(0, 2))
-    for name, value in (
-        ("file", str(path)),
-        ("architecture", spec.architecture),
-        ("parameters", f"{weight_values(spec) / 1e6:,.1f} million"),
-        ("vocabulary", f"{spec.vocab_size:,} tokens"),
-        ("layers", layers),
-        ("heads", heads),
-        ("context", f"{spec.max_position:,} tokens"),
-        ("weights", f"{human(weight_bytes(spec))} of memory, in float32"),
-        ("KV cache", f"{kv_bytes_per_token(spec):,} bytes a token"),
-    ):
-        table.add_row(name, value)
-    Console(highlight=False, soft_wrap=True).print(table)
+app.command("info")(model_info)
 
 
 @app.command("pull")

@@ -76,7 +76,9 @@ def _process(process: Mapping[str, Any], width: int) -> Iterator[Line]:
     if len(pools) > len(shown):
         yield f"  ... and {len(pools) - len(shown)} accounts more: --json tells of all", _QUIET
     yield from _section("routes", [_route(name, state) for name, state in snapshot.get("routes", {}).items()])
-    yield from _section("engines", [_engine(name, told) for name, told in snapshot.get("local", {}).items()])
+    yield from _section(
+        "engines", [row for name, told in snapshot.get("local", {}).items() for row in _engine(name, told)]
+    )
     yield from _section(
         "jobs", [row for name, told in snapshot.get("jobs", {}).items() for row in _job(name, told, pools)]
     )
@@ -227,7 +229,7 @@ def _route(name: str, told: Any) -> tuple[str, str, str]:
     return _clean(name), said, style
 
 
-def _engine(name: str, told: Mapping[str, Any]) -> tuple[str, str, str]:
+def _engine(name: str, told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     state = str(told.get("state"))
     parts = ["not started" if state == "unused" else state]
     for title, key in (("computing", "running"), ("waiting", "waiting")):
@@ -235,7 +237,23 @@ def _engine(name: str, told: Mapping[str, Any]) -> tuple[str, str, str]:
             parts.append(f"{title} " + " and ".join(f"{_number(counts.get(one, 0))} {one}" for one in _CLASSES))
     if isinstance(blocks := told.get("blocks"), Mapping):
         parts.append(f"{_number(blocks.get('free'))} of {_number(blocks.get('total'))} cache blocks free")
-    return f"local/{_clean(name)}", _clean("; ".join(parts), longest=200), _PLAIN
+    yield f"local/{_clean(name)}", _clean("; ".join(parts), longest=200), _PLAIN
+    for traffic in _CLASSES:
+        if figures := _figures(told, traffic):
+            yield "", f"{traffic}: {_clean(figures, longest=200)}", _QUIET
+
+
+def _figures(told: Mapping[str, Any], traffic: str) -> str:
+    """Say how quick an engine was of late for a class, and what its prefix cache spared it."""
+    parts = []
+    for title, key in (("first token after", "ttft"), ("the next ones every", "per_token")):
+        spread = told.get(key, {}).get(traffic, {})
+        if spread.get("p50") is not None:
+            half, most = format_duration(spread["p50"]), format_duration(spread["p95"])
+            parts.append(f"{title} {half} (95 % within {most})")
+    if rate := told.get("cache_hit_rate", {}).get(traffic):
+        parts.append(f"{rate:.0%} of prompts cached")
+    return "; ".join(parts)
 
 
 def _job(name: str, told: Mapping[str, Any], pools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:

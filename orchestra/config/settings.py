@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from orchestra.config.account import ProviderConfig
-from orchestra.config.section import FileName, Price, Section, Share, nearest
+from orchestra.config.section import FileName, Price, Rate, Section, Share, nearest
 
 __all__ = [
     "LOCAL",
@@ -43,6 +43,7 @@ class ModelConfig(Section):
 class LocalConfig(Section):
     """A model that the in-process engine serves. ``weights`` is a known model's name, a .gguf file or a folder.
 
+    The others up to ``strict`` are those of the engine (`EngineConfig`), which chooses what is not set.
     ``dollars_per_hour`` is what its machine costs, from which jobs say what a million tokens do.
     """
 
@@ -50,16 +51,32 @@ class LocalConfig(Section):
     max_num_seqs: Annotated[int, Field(ge=1, strict=True)] | None = None
     kv_bytes: Annotated[int, Field(ge=1, strict=True)] | None = None
     threads: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = None
+    ttft_target_ms: Rate | None = None
+    tpot_target_ms: Rate | None = None
+    interactive_slots: Annotated[int, Field(ge=0, strict=True)] | None = None
+    interactive_cache: Share | None = None
+    prefix_cache: Annotated[bool, Field(strict=True)] | None = None
+    precision: Literal["float32", "int8"] | None = None
+    strict: Annotated[bool, Field(strict=True)] | None = None
     dollars_per_hour: Price | None = None
+
+    @model_validator(mode="after")
+    def _leaves_bulk_a_slot(self) -> Self:
+        slots, kept = self.max_num_seqs, self.interactive_slots
+        if slots is not None and kept is not None and kept >= slots:
+            raise ValueError(f"interactive_slots must be below max_num_seqs, which is {slots}")
+        return self
 
 
 class TrafficConfig(Section):
     """``interactive_reserve``: the share of each limit that bulk leaves alone; ``"auto"`` follows the demand.
 
-    ``bulk_min_share``: the share of each limit that bulk is guaranteed even under endless interactive load.
+    ``bulk_min_share``: the share of each limit that bulk is guaranteed even under endless interactive load, and of
+    the tokens that an engine in this process computes.
 
-    ``max_waiting``: how many calls of a class may wait for a limit; one more fails at once (QueueFull). Calls wait
-    as long as they may, so a bound is for who would rather be told.
+    ``max_waiting``: how many calls of a class may wait for a limit, or for an engine in this process (one at
+    least); one more fails at once (QueueFull). Calls wait as long as they may, so a bound is for who would rather
+    be told.
 
     ``hedge_share``: the share of interactive calls that may be sent a second time, where an answer is later than
     all but that share usually are; 0 is never. The first good answer counts, and both are charged.

@@ -139,7 +139,7 @@ class Attempts:
         tell("sent")
         try:
             async with asyncio.timeout(bounds.wait_left()):
-                outcome = await local.send(call)
+                outcome = await local.send(call, tell if self._events.listening else None)
         except TimeoutError:
             starting = local.snapshot().get("state") in _STARTING
             note = f": the engine of {target.name} was still starting" if starting else ""

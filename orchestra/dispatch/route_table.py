@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -24,7 +24,9 @@ _NEAR = 0.75
 class LocalAnswerer(Protocol):
     """A route that answers in this process."""
 
-    async def send(self, call: Call) -> Outcome: ...
+    async def send(self, call: Call, tell: Callable[..., None] | None = None) -> Outcome:
+        """Answer a call, and ``tell`` of its way through a queue of its own, in the kinds of `EventKind`."""
+        ...
 
     async def aclose(self) -> None: ...
 

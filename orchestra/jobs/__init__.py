@@ -2,28 +2,34 @@
 
 ::
 
-    sources  ->  lines  ->  intake  ->  store  <->  runner  ->  dispatch
-                                        |   |
-                              job, output   diversion: dealer, carrier  ->  batches
-                                            |
-                                            parking, awaited, leftovers: calls that a program awaits
+    intake/  ->  ledger/  <->  sending/    lines that go by themselves   ->  dispatch
+                          <->  diversion/  lines that ride in batches    ->  batches
+                                   ^
+                                   |
+                               awaited/    calls that a program awaits, and that ride
+    progress/                              how far, how fast and how dear that is
+
+On top stand ``manager``, which takes jobs in; ``job``, as a program holds it; ``job_run`` and ``job_riders``, one
+run of it; ``output``, its results as a file. Imports run one way: the ledger knows none of the others, and no
+folder knows what stands on top.
 """
 
 from __future__ import annotations
 
-from orchestra.jobs.cancelling import Cancellation, CancelledBatch, was_cancelled
-from orchestra.jobs.forecast import Forecast, Way
+from orchestra.jobs.awaited.parking import Parking
+from orchestra.jobs.diversion.cancelling import Cancellation, CancelledBatch, was_cancelled
+from orchestra.jobs.intake.line_parser import LineCheck
+from orchestra.jobs.intake.sources import JsonlFile
+from orchestra.jobs.intake.survey import Survey
 from orchestra.jobs.job import Job
-from orchestra.jobs.lines import LineCheck
-from orchestra.jobs.lock import is_locked
-from orchestra.jobs.manager import JobManager, Requests, checked_name
+from orchestra.jobs.ledger.job_name import checked_name
+from orchestra.jobs.ledger.lock import is_locked
+from orchestra.jobs.ledger.record import BatchRecord, JobRecord, LineError, OutletTally, Result
+from orchestra.jobs.ledger.store import JobStore
+from orchestra.jobs.manager import JobManager, Requests
 from orchestra.jobs.output import check_output, output_lines, write_output
-from orchestra.jobs.parking import Parking
-from orchestra.jobs.progress import OpenBatch, Progress, format_usd
-from orchestra.jobs.record import BatchRecord, JobRecord, LineError, OutletTally, Result
-from orchestra.jobs.sources import JsonlFile
-from orchestra.jobs.store import JobStore
-from orchestra.jobs.survey import Survey
+from orchestra.jobs.progress.forecast import Forecast, Way
+from orchestra.jobs.progress.progress import OpenBatch, Progress, format_usd
 
 __all__ = [
     "BatchRecord",

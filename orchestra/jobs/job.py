@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from orchestra.clock import wall
 from orchestra.errors import JobError
-from orchestra.jobs.progress import MachineCost, OpenBatch, Progress, RateMeter
-from orchestra.jobs.record import BatchRecord, JobRecord, Result, Tally
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.record import BatchRecord, JobRecord, Result, Tally
+from orchestra.jobs.ledger.store import JobStore
+from orchestra.jobs.progress.progress import MachineCost, OpenBatch, Progress, RateMeter
 
 __all__ = ["Job"]
 

@@ -8,9 +8,9 @@ from typing import Any
 from orchestra.batches import BatchDesk, BatchRoute
 from orchestra.call import Call
 from orchestra.errors import JobError
-from orchestra.jobs.lines import Line
-from orchestra.jobs.pace import AllowedPace, pace_of
-from orchestra.jobs.record import BatchRecord, JobRecord
+from orchestra.jobs.ledger.line import Line
+from orchestra.jobs.ledger.record import BatchRecord, JobRecord
+from orchestra.jobs.progress.pace import AllowedPace, pace_of
 from orchestra.policies.diversion import SyncPace
 
 __all__ = ["JobRiders"]

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from orchestra.batches import BatchDesk
-from orchestra.jobs.diversion import Diversion
-from orchestra.jobs.intake import Intake
+from orchestra.jobs.diversion.diversion import Diversion
+from orchestra.jobs.intake.intake import Intake
 from orchestra.jobs.job_riders import JobRiders
-from orchestra.jobs.patience import Patience
-from orchestra.jobs.record import JobRecord
-from orchestra.jobs.runner import Price, Runner, Send
-from orchestra.jobs.store import JobStore
-from orchestra.jobs.threads import first_of, in_thread
+from orchestra.jobs.ledger.record import JobRecord
+from orchestra.jobs.ledger.store import JobStore
+from orchestra.jobs.ledger.threads import first_of, in_thread
+from orchestra.jobs.sending.patience import Patience
+from orchestra.jobs.sending.runner import Price, Runner, Send
 
 __all__ = ["JobRun"]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import threading
-import time
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,23 +13,24 @@ from orchestra.batches import BatchDesk
 from orchestra.clock import wall
 from orchestra.durations import parse_duration
 from orchestra.errors import ConfigError, InputError, JobError, JobLocked, OrchestraError, UnknownModelError
-from orchestra.jobs.cancelling import Cancellation, cancel_job
-from orchestra.jobs.forecast import Forecast, forecast
-from orchestra.jobs.inspection import inspect_file
-from orchestra.jobs.intake import Intake
+from orchestra.jobs.diversion.cancelling import Cancellation, cancel_job
+from orchestra.jobs.intake.inspection import inspect_file
+from orchestra.jobs.intake.intake import Intake
+from orchestra.jobs.intake.line_parser import LineCheck, LineParser
+from orchestra.jobs.intake.sources import NO_LINES, JsonlFile, file_chunks, object_chunks
+from orchestra.jobs.intake.survey import Survey, survey, survey_left
 from orchestra.jobs.job import Job
 from orchestra.jobs.job_run import JobRun
-from orchestra.jobs.lines import LineCheck, LineParser
-from orchestra.jobs.lock import JobLock
-from orchestra.jobs.patience import Patience
-from orchestra.jobs.record import JobRecord
-from orchestra.jobs.runner import Price, Send
-from orchestra.jobs.sources import NO_LINES, JsonlFile, file_chunks, object_chunks
-from orchestra.jobs.store import JobStore
-from orchestra.jobs.survey import Survey, survey, survey_left
-from orchestra.jobs.threads import in_thread
+from orchestra.jobs.ledger.job_name import checked_name
+from orchestra.jobs.ledger.lock import JobLock
+from orchestra.jobs.ledger.record import JobRecord
+from orchestra.jobs.ledger.store import JobStore
+from orchestra.jobs.ledger.threads import in_thread
+from orchestra.jobs.progress.forecast import Forecast, forecast
+from orchestra.jobs.sending.patience import Patience
+from orchestra.jobs.sending.runner import Price, Send
 
-__all__ = ["JobManager", "Requests", "checked_name"]
+__all__ = ["JobManager", "Requests"]
 
 Requests = str | os.PathLike[str] | JsonlFile | Iterable[object] | AsyncIterable[object]
 """A file of lines (its path, or open), or requests as mappings."""
@@ -438,12 +437,3 @@ async def _begin(
             name, created=wall(), model=parser.model, deadline=deadline, source=digest, expected=lines
         )
     return record
-
-
-def checked_name(name: str | None) -> str:
-    """Return the name, or a new one where it is None. Raises InputError where no job can be called so."""
-    if name is None:
-        return time.strftime("job-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
-    if not name or len(name) > 200 or not name.isprintable() or name != name.strip():
-        raise InputError(f"job name {name!r:.80}: must be 1 to 200 printable characters, without spaces around it")
-    return name

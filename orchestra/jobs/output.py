@@ -11,8 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from orchestra.errors import InputError, JobError
-from orchestra.jobs.record import JobRecord, Result
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.record import JobRecord, Result
+from orchestra.jobs.ledger.store import JobStore
 
 __all__ = ["check_output", "output_line", "output_lines", "write_output"]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from orchestra.local_route.route import LocalRoute
+from orchestra.local_route.route import LocalRoute, open_engine
 
-__all__ = ["LocalRoute"]
+__all__ = ["LocalRoute", "open_engine"]

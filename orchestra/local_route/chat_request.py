@@ -12,6 +12,7 @@ from orchestra.local_route.fields import (
     Fields,
     LocalRequest,
     optional,
+    read_cache_salt,
     read_sampling,
     read_text,
     shown,
@@ -55,6 +56,7 @@ _OBEYED = SAMPLING | {
     "logit_bias",
     "logprobs",
     "structured_outputs",
+    "cache_salt",
 }
 _HINTS = HINTS | {"prediction", "priority", "reasoning_effort", "verbosity"}
 _ASKS_FOR_NOTHING: Mapping[str, tuple[Any, ...]] = {
@@ -132,6 +134,7 @@ def _request(
         streams=streams,
         include_usage=streams and optional(options, "include_usage", bool, prefix="stream_options.") is True,
         form_field=form_field,
+        cache_salt=read_cache_salt(payload),
     )
 
 

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from orchestra.localengine.request import Prompt, SamplingParams
     from orchestra.localengine.sampling_params import Structure
 
-__all__ = ["SAMPLING", "Fields", "LocalRequest", "optional", "read_sampling", "read_text", "shown"]
+__all__ = [
+    "SAMPLING",
+    "Fields",
+    "LocalRequest",
+    "optional",
+    "read_cache_salt",
+    "read_sampling",
+    "read_text",
+    "shown",
+]
 
 _SAMPLED: Mapping[str, tuple[type, ...]] = {
     "temperature": (int, float),
@@ -50,7 +59,7 @@ class LocalRequest:
     """What the engine is asked for, and the form in which the caller wants the answer.
 
     ``prompt_field`` names the field that the prompt came from, and ``form_field`` the one that says which form the
-    answer has.
+    answer has. Only requests of one ``cache_salt`` share what they have computed.
     """
 
     prompt: Prompt
@@ -59,6 +68,7 @@ class LocalRequest:
     streams: bool
     include_usage: bool
     form_field: str = "response_format"
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,16 @@ def read_sampling(
         param = stop if field == "stop" and stop is not None else field
         told = told.replace("a structure", form[0])
         raise InputError(f"{param} {told}", param=param) from None
+
+
+def read_cache_salt(payload: Mapping[str, Any]) -> str | None:
+    """Return the salt of the prefix cache, if any. Raises InputError where it is no text, or empty."""
+    salt: str | None = optional(payload, "cache_salt", str)
+    if salt == "":
+        raise InputError(
+            "cache_salt must not be empty: leave it out to share with all that have none", param="cache_salt"
+        )
+    return salt
 
 
 def _token(key: Any) -> int:

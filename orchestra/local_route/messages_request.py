@@ -12,6 +12,7 @@ from orchestra.local_route.fields import (
     Fields,
     LocalRequest,
     optional,
+    read_cache_salt,
     read_sampling,
     read_text,
     shown,
@@ -25,7 +26,7 @@ _ROLES = ("user", "assistant")
 _FIELDS = Fields(
     SAMPLING
     | {"model", "messages", "system", "stream", "max_tokens", "stop_sequences", "output_config", "output_format"}
-    | {"tools", "tool_choice"},
+    | {"tools", "tool_choice", "cache_salt"},
     frozenset(
         {"cache_control", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id", "workspace_id"}
     ),
@@ -56,7 +57,13 @@ def read_message(payload: Mapping[str, Any]) -> LocalRequest:
     sampling = read_sampling(payload, lengths=("max_tokens",), stop="stop_sequences", form=(form_field, form))
     streams = optional(payload, "stream", bool) or False
     return LocalRequest(
-        tools.prompt(messages), "messages", sampling, streams, include_usage=streams, form_field=form_field
+        tools.prompt(messages),
+        "messages",
+        sampling,
+        streams,
+        include_usage=streams,
+        form_field=form_field,
+        cache_salt=read_cache_salt(payload),
     )
 
 

@@ -17,6 +17,7 @@ from orchestra.local_route.fields import (
     Fields,
     LocalRequest,
     optional,
+    read_cache_salt,
     read_sampling,
     read_text,
     shown,
@@ -31,7 +32,7 @@ _PARTS = ("input_text", "output_text")
 _FIELDS = Fields(
     SAMPLING
     | {"model", "input", "instructions", "stream", "stream_options", "max_output_tokens", "text"}
-    | {"include", "tools", "tool_choice", "top_logprobs"},
+    | {"include", "tools", "tool_choice", "top_logprobs", "cache_salt"},
     HINTS | {"max_tool_calls", "reasoning"},
     {"background": (False,), "truncation": ("disabled",)},
 )
@@ -65,7 +66,13 @@ def read_response(payload: Mapping[str, Any]) -> LocalRequest:
         form=("text.format", form),
     )
     return LocalRequest(
-        tools.prompt(messages), "input", sampling, streams, include_usage=streams, form_field="text.format"
+        tools.prompt(messages),
+        "input",
+        sampling,
+        streams,
+        include_usage=streams,
+        form_field="text.format",
+        cache_salt=read_cache_salt(payload),
     )
 
 

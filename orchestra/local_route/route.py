@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -11,37 +10,54 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from orchestra.call import Call, Headers, Outcome, Usage
-from orchestra.config import LocalConfig
+from orchestra.config import LocalConfig, TrafficConfig
 from orchestra.errors import InputError, LocalEngineError, QueueFull, StreamInterrupted
 from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:
     from orchestra.local_route.answer import LocalAnswer
     from orchestra.local_route.request import Endpoint, LocalRequest
-    from orchestra.localengine import LocalEngine
+    from orchestra.localengine import EngineConfig, LocalEngine
     from orchestra.localengine import request as engine_types
+    from orchestra.localengine.events import Subscriber
     from orchestra.localengine.stream import DeltaStream
 
-__all__ = ["LocalRoute"]
+__all__ = ["LocalRoute", "open_engine"]
 
 _JSON: Headers = (("content-type", "application/json"),)
 _EVENTS: Headers = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 
 
-def open_engine(config: LocalConfig) -> LocalEngine:
+def open_engine(config: LocalConfig, traffic: TrafficConfig | None = None) -> LocalEngine:
     """Return an engine with these settings, which reads its weights when it starts.
 
-    Raises the engine's ModelFileError where there are none.
+    Raises the engine's ModelFileError where there are none, and LocalEngineError where the settings do not fit
+    together.
     """
-    from orchestra.localengine import EngineConfig, LocalEngine
+    from orchestra.localengine import LocalEngine
 
-    settings = {"max_num_seqs": config.max_num_seqs, "kv_bytes": config.kv_bytes, "threads": config.threads}
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    return LocalEngine.load(config.weights, engine_config(config, traffic or TrafficConfig()))
+
+
+def engine_config(config: LocalConfig, traffic: TrafficConfig) -> EngineConfig:
+    """Return the engine's settings: those of ``[local.NAME]``, and what ``[traffic]`` says of both classes.
+
+    What is not set is the engine's choice. Raises LocalEngineError where they do not fit together.
+    """
+    from orchestra.localengine import EngineConfig
+
+    given = config.model_dump(exclude_none=True, exclude={"weights", "dollars_per_hour"})
+    given["bulk_min_share"] = traffic.bulk_min_share
+    if traffic.max_waiting is not None:  # whoever comes waits for the next step, at least
+        given["max_waiting"] = max(traffic.max_waiting, 1)
     if config.max_num_seqs is not None:  # what depends on it follows it
         defaults = EngineConfig()
-        given["interactive_slots"] = min(defaults.interactive_slots, config.max_num_seqs - 1)
+        given.setdefault("interactive_slots", min(defaults.interactive_slots, config.max_num_seqs - 1))
         given["step_tokens"] = max(defaults.step_tokens, config.max_num_seqs)
-    return LocalEngine.load(config.weights, EngineConfig(**given))
+    try:
+        return EngineConfig(**given)
+    except ValueError as error:
+        raise LocalEngineError(f"the settings do not fit together: {error}") from error
 
 
 class LocalRoute:
@@ -60,26 +76,34 @@ class LocalRoute:
         self._open_engine = open_engine
         self._lock = threading.Lock()
         self._engine: LocalEngine | None = None
-        self._opened_by = 0
 
     @property
     def route(self) -> str:
         return f"local/{self.name}"
 
-    async def send(self, call: Call) -> Outcome:
+    async def send(self, call: Call, tell: Callable[..., None] | None = None) -> Outcome:
         """Answer a call of OpenAI's chat, completions or responses endpoint, or of Anthropic's messages.
 
         The outcome of a streamed call is returned with its first piece at hand, so that whatever can fail before
-        content fails here. Raises InputError (a field that cannot be served, a prompt too long), QueueFull, and
+        content fails here. ``tell`` is told of the engine's queue, in the kinds of `orchestra.observe.events`.
+
+        Raises InputError (a field that cannot be served, a prompt too long), QueueFull, and
         LocalEngineError; reading a stream that breaks raises StreamInterrupted.
         """
         endpoint, request = _read(call.url, call.payload)
         engine = await self.engine()
         answer = await self._answer(endpoint, call, request, engine)
+        on_event = None if tell is None else _relay(tell)
         if request.streams:
-            return await self._stream(engine, call, request, answer)
+            return await self._stream(engine, call, request, answer, on_event)
         with _as_our_errors(request.prompt_field, request.form_field):
-            completion = await engine.complete(request.prompt, request.sampling, traffic=call.traffic.value)
+            completion = await engine.complete(
+                request.prompt,
+                request.sampling,
+                traffic=call.traffic.value,
+                cache_salt=request.cache_salt,
+                on_event=on_event,
+            )
         return Outcome(
             status=200,
             headers=_JSON,
@@ -124,9 +148,20 @@ class LocalRoute:
                 engine.check(request.prompt, request.sampling, traffic=traffic.value)
 
     async def _stream(
-        self, engine: LocalEngine, call: Call, request: LocalRequest, answer: LocalAnswer
+        self,
+        engine: LocalEngine,
+        call: Call,
+        request: LocalRequest,
+        answer: LocalAnswer,
+        on_event: Subscriber | None,
     ) -> Outcome:
-        deltas = engine.stream(request.prompt, request.sampling, traffic=call.traffic.value)
+        deltas = engine.stream(
+            request.prompt,
+            request.sampling,
+            traffic=call.traffic.value,
+            cache_salt=request.cache_salt,
+            on_event=on_event,
+        )
         try:
             with _as_our_errors(request.prompt_field, request.form_field):
                 first = await anext(deltas)
@@ -175,18 +210,13 @@ class LocalRoute:
             engine = self._engine
             if engine is None:
                 engine = await asyncio.to_thread(self._opened)  # which may import much and look at files
-            elif self._opened_by != os.getpid():
-                raise LocalEngineError(
-                    f"{self.route} was opened before this process was forked, and its threads stayed behind: "
-                    f"fork first, or start processes by the 'spawn' method"
-                )
             await engine.start()
         return engine
 
     def _opened(self) -> LocalEngine:
         with self._lock:
             if self._engine is None:
-                self._engine, self._opened_by = self._open_engine(self._config), os.getpid()
+                self._engine = self._open_engine(self._config)
             return self._engine
 
     def snapshot(self) -> dict[str, Any]:
@@ -201,7 +231,7 @@ class LocalRoute:
     async def aclose(self) -> None:
         """End what the engine is doing, and free it. May be called again."""
         engine, self._engine = self._engine, None
-        if engine is not None and self._opened_by == os.getpid():
+        if engine is not None:
             await engine.close()
 
 
@@ -225,6 +255,20 @@ def _as_our_errors(prompt_field: str = "messages", form_field: str = "response_f
         missing = error if isinstance(error, ImportError) else error.__cause__
         remedy = ": `orchestra doctor` says what to install" if isinstance(missing, ModuleNotFoundError) else ""
         raise LocalEngineError(f"{error}{remedy}") from error
+
+
+def _relay(tell: Callable[..., None]) -> Subscriber:
+    """Tell of the engine's queue; a call with several completions counts once."""
+    from orchestra.localengine.events import EngineEvent, RequestQueued, RequestStarted
+
+    def relay(event: EngineEvent) -> None:
+        match event:
+            case RequestQueued(completion=0):
+                tell("queued")
+            case RequestStarted(completion=0, queue=waited):
+                tell("admitted", waited=waited)
+
+    return relay
 
 
 def _read(url: str, payload: Mapping[str, Any] | None) -> tuple[Endpoint, LocalRequest]:

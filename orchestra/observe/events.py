@@ -8,9 +8,11 @@ Of each call (``call``), each attempt is told in this order::
          \\         \\        \\           \\
           refused   +--------+-----------+-> interrupted, or the next attempt's retried or fell_back, or failed
 
-An engine in this process has its own queue, so its attempts begin with ``sent``. ``paused`` comes beside them, and
-``hedged`` begins a second attempt while the first is under way; the one of the two that is not used ends with
-``interrupted``.
+An engine in this process has its own queue: attempts at it begin with ``sent``, to the engine, and ``queued`` and
+``admitted`` follow, when it has taken the call in and when its first step begins.
+
+``paused`` comes beside them, and ``hedged`` begins a second attempt while the first is under way; the one of the
+two that is not used ends with ``interrupted``.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from orchestra.policies.traffic import TrafficClass
 __all__ = ["Event", "EventBus", "EventKind"]
 
 EventKind = Literal[
-    "queued",  # an attempt asks the budget to be let go
-    "admitted",  # the budget let it go
+    "queued",  # an attempt asks the budget to be let go, or waits in the engine
+    "admitted",  # the budget let it go, or the engine begins with it
     "sent",  # its request is on the wire, or with the engine
     "first_byte",  # a streamed answer shows its first content
     "retried",  # an attempt failed and the call tries the same route again
@@ -56,7 +58,7 @@ class Event:
       (``broken``, ``dropped``, ``cancelled``, ``outrun`` by the other attempt).
     - ``from_route`` (``retried``, ``fell_back``, ``hedged``): the route of the attempt before.
     - ``status``: the HTTP status of the answer; in ``retried``, ``fell_back`` and ``failed`` of the one before.
-    - ``waited`` (``admitted``, ``refused``): in the budget's queue.
+    - ``waited`` (``admitted``, ``refused``): in the budget's queue, or the engine's.
     - ``estimated_input_tokens``, ``estimated_usd`` (``queued``, ``admitted``, ``settled``, ``interrupted``): what
       was set aside.
     - ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``certainty`` (``settled``): what was used,

@@ -33,6 +33,19 @@ PRICE = {"input": 1.0, "output": 2.0}
             {"local": {"x": {"weights": "w", "threads": 2000}}},
             "local.x.threads: must be less than or equal to 1024",
         ),
+        (
+            {"local": {"x": {"weights": "w", "interactive_slots": 4, "max_num_seqs": 4}}},
+            "local.x: interactive_slots must be below max_num_seqs, which is 4",
+        ),
+        (
+            {"local": {"x": {"weights": "w", "tpot_target_ms": 0}}},
+            "local.x.tpot_target_ms: must be greater than 0",
+        ),
+        (
+            {"local": {"x": {"weights": "w", "interactive_cache": 1.0}}},
+            "local.x.interactive_cache: must be less than or equal to 0.9",
+        ),
+        ({"local": {"x": {"weights": "w", "prefix_cache": 1}}}, "local.x.prefix_cache: must be a valid boolean"),
         ({"bulk": {"store": "a\0b"}}, "bulk.store: must be the name of a file"),
         (
             {"providers": {"acme": {"kind": "antropic"}}},

@@ -19,7 +19,8 @@ from orchestra.cli.demo.plot import occupancy, save_plot
 from orchestra.cli.demo.recording import Answer, BulkLoad, Recording, Step, figures_of, percentile
 from orchestra.cli.demo.report import save_numbers, table
 from orchestra.cli.demo.workload import QUESTIONS, TASKS, arrivals, bulk_requests, load_tickets
-from orchestra.jobs.lines import Line, LineParser
+from orchestra.jobs.intake.line_parser import LineParser
+from orchestra.jobs.ledger.line import Line
 
 TICKETS = load_tickets()
 

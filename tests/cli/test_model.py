@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -82,3 +83,42 @@ def test_info_of_a_folder(tmp_path):
         assert part in done.stdout
     (tmp_path / "config.json").write_text("{}")
     assert "supported are llama" in str(CliRunner().invoke(app, ["model", "info", str(tmp_path)]).exception)
+
+
+@pytest.mark.model
+def test_info_in_int8_says_what_it_takes(request, monkeypatch):
+    monkeypatch.delenv("ORCHESTRA_CACHE")
+    request.getfixturevalue("model_path")
+    done = CliRunner().invoke(app, ["model", "info", "smollm2-135m", "--precision", "int8"])
+    assert done.exit_code == 0, done.output
+    assert "334 MB of memory, in int8" in done.stdout
+    assert "requests of 512 tokens at once" in done.stdout
+    assert "perplexity" not in done.stdout  # nothing large was read
+
+
+@pytest.mark.model
+@pytest.mark.timeout(600)
+def test_info_measures_int8_against_float32(request, monkeypatch):
+    monkeypatch.delenv("ORCHESTRA_CACHE")
+    request.getfixturevalue("model_path")
+    done = CliRunner().invoke(app, ["model", "info", "smollm2-135m", "--precision", "int8", "--measure"])
+    assert done.exit_code == 0, done.output
+    assert "==> comparing its answers in int8" in done.stderr
+    found = re.search(r"perplexity +([\d.]+) over (\d+) tokens of prose; in float32 ([\d.]+)", done.stdout)
+    assert found, done.stdout
+    perplexity, tokens, exact = float(found[1]), int(found[2]), float(found[3])
+    assert tokens > 300
+    assert exact < perplexity < 1.3 * exact  # torch's own dynamic int8: a million times as much
+    divergence = re.search(r"divergence +([\d.]+) nats", done.stdout)
+    assert divergence
+    assert 0 < float(divergence[1]) < 0.2
+    same = re.search(r"own choice .* (\d+) of (\d+) tokens", done.stdout)
+    assert same
+    assert 0.8 * int(same[2]) < int(same[1]) <= int(same[2])
+    assert re.search(r"step, 1 request +\d+ ms", done.stdout)
+
+
+def test_info_refuses_what_does_not_go_together(tmp_path):
+    done = CliRunner().invoke(app, ["model", "info", "x", "--strict"])
+    assert done.exit_code == 2
+    assert "goes with --measure" in done.output.replace("\n", " ")

@@ -180,6 +180,12 @@ def test_routes_engines_and_jobs():
                 "running": {"interactive": 2, "bulk": 14},
                 "waiting": {"interactive": 0, "bulk": 30},
                 "blocks": {"total": 512, "free": 100},
+                "ttft": {
+                    "interactive": {"p50": 0.08, "p95": 0.21, "count": 40},
+                    "bulk": {"p50": None, "p95": None, "count": 0},
+                },
+                "per_token": {"interactive": {"p50": 0.045, "p95": 0.05, "count": 400}},
+                "cache_hit_rate": {"interactive": 0.434, "bulk": None},
             },
             "other": {"state": "unused"},
         },
@@ -206,6 +212,11 @@ def test_routes_engines_and_jobs():
     assert re.search(r"an/earlier +healthy", text)
     assert "something new" in text
     assert "running; computing 2 interactive and 14 bulk; waiting 0 interactive and 30 bulk; 100 of 512" in text
+    assert (
+        "interactive: first token after 80ms (95 % within 210ms); the next ones every 45ms (95 % within 50ms); "
+        "43% of prompts cached\n"
+    ) in text
+    assert "bulk: " not in text
     assert "local/other  not started" in text
     assert "nightly  312 of 1000 lines, 2 failed, 4.1 lines/s, about 2m48s left" in text
 

@@ -20,6 +20,7 @@ class FakeEngine:
 
     pieces: list[str | Exception | None] = field(default_factory=lambda: ["Yel", "low."])
     asked: list[tuple[Any, Any, str]] = field(default_factory=list)
+    salts: list[str | None] = field(default_factory=list)
     asked_for: asyncio.Event = field(default_factory=asyncio.Event)
     starts: list[Exception] = field(default_factory=list)
     reason: FinishReason = "stop"
@@ -31,12 +32,17 @@ class FakeEngine:
         if self.starts:
             raise self.starts.pop(0)
 
-    def stream(self, prompt: Any, sampling: Any, *, traffic: str) -> "FakeStream":
+    def stream(
+        self, prompt: Any, sampling: Any, *, traffic: str, cache_salt: str | None, on_event: Any = None
+    ) -> "FakeStream":
         self.asked.append((prompt, sampling, traffic))
+        self.salts.append(cache_salt)
         return FakeStream(self)
 
-    async def complete(self, prompt: Any, sampling: Any, *, traffic: str) -> Completion:
-        async with self.stream(prompt, sampling, traffic=traffic) as deltas:
+    async def complete(
+        self, prompt: Any, sampling: Any, *, traffic: str, cache_salt: str | None, on_event: Any = None
+    ) -> Completion:
+        async with self.stream(prompt, sampling, traffic=traffic, cache_salt=cache_salt) as deltas:
             text = [delta.text async for delta in deltas]
         return Completion("".join(text), (1, 2), self.reason, USAGE, TIMING, self.stop)
 

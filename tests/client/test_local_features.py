@@ -78,7 +78,9 @@ async def test_several_choices_plain_and_streamed(gpt: openai.AsyncOpenAI) -> No
                 reasons[choice.index] = choice.finish_reason
     assert texts == [choice.message.content for choice in whole.choices]
     assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
-    assert usage == whole.usage
+    assert usage is not None
+    counts = {"prompt_tokens", "completion_tokens", "total_tokens"}  # what was cached is not the same
+    assert usage.model_dump(include=counts) == whole.usage.model_dump(include=counts)
 
 
 async def test_logprobs_of_chat_cover_the_text_plain_and_streamed(gpt: openai.AsyncOpenAI) -> None:

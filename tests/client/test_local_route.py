@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -260,14 +259,3 @@ async def test_closing_frees_the_engine_and_a_later_call_opens_another() -> None
     assert route.snapshot()["state"] == "unused"
     await route.send(chat())
     assert not engines[1].closed
-
-
-async def test_an_engine_does_not_survive_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine()
-    route = route_over(engine)
-    await route.engine()
-    monkeypatch.setattr(os, "getpid", lambda: -1)  # as a child sees it
-    with pytest.raises(LocalEngineError, match="fork first"):
-        await route.send(chat())
-    await route.aclose()
-    assert not engine.closed  # it is its parent's

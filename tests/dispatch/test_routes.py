@@ -225,7 +225,7 @@ class FakeLocal:
         self.error = error
         self.calls: list[Call] = []
 
-    async def send(self, call: Call) -> Outcome:
+    async def send(self, call: Call, tell: Any = None) -> Outcome:
         self.calls.append(call)
         if self.error is not None:
             raise self.error

@@ -15,9 +15,9 @@ from virtual_time import virtual
 
 from orchestra.call import Call
 from orchestra.errors import DeadlineExceeded, InputError, JobError, JobLocked, OrchestraError
-from orchestra.jobs.awaited import Lot
-from orchestra.jobs.lock import is_locked
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.awaited.awaited import Lot
+from orchestra.jobs.ledger.lock import is_locked
+from orchestra.jobs.ledger.store import JobStore
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import BatchScript, Reply, ScriptedProvider
 

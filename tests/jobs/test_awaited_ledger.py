@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestra.errors import JobError
-from orchestra.jobs.awaited_ledger import AwaitedLedger
-from orchestra.jobs.record import AwaitedLine, Dealt, End, JobRecord, LineError
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.awaited_ledger import AwaitedLedger
+from orchestra.jobs.ledger.record import AwaitedLine, Dealt, End, JobRecord, LineError
+from orchestra.jobs.ledger.store import JobStore
 
 BATCH: dict[str, Any] = {
     "provider": "one",

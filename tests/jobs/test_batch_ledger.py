@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ledger_lab import consistent, filled
 
 from orchestra.errors import JobError
-from orchestra.jobs.batch_ledger import BatchLedger, number_of, wire_id
-from orchestra.jobs.record import BatchRecord, Dealt, End, JobRecord, LineError, OutletTally
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.batch_ledger import BatchLedger, number_of, wire_id
+from orchestra.jobs.ledger.record import BatchRecord, Dealt, End, JobRecord, LineError, OutletTally
+from orchestra.jobs.ledger.store import JobStore
 
 
 @pytest.fixture
@@ -483,8 +483,8 @@ TestLedger.settings = settings(max_examples=25, stateful_step_count=25, deadline
 
 DEALER = """
 import sys, time
-from orchestra.jobs.record import Dealt
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.record import Dealt
+from orchestra.jobs.ledger.store import JobStore
 store, batch = JobStore(sys.argv[1]), int(sys.argv[2])
 job = store.find("j").id
 print("ready", flush=True)
@@ -526,8 +526,8 @@ def test_two_processes_never_deal_a_line_twice(store: JobStore) -> None:
 
 WORKER = """
 import random, sys
-from orchestra.jobs.record import Dealt, End
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.record import Dealt, End
+from orchestra.jobs.ledger.store import JobStore
 store = JobStore(sys.argv[1])
 job, batches = store.find("j").id, store.batches
 print("ready", flush=True)

@@ -104,7 +104,7 @@ async def test_the_snapshot_tells_of_open_batches(orc: Orchestra, request_of: Ma
 async def test_a_batch_that_does_not_end_is_not_waited_for_for_ever(
     orc: Orchestra, provider: ScriptedProvider, request_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestra.jobs.cancelling._READING", -4.7)
+    monkeypatch.setattr("orchestra.jobs.diversion.cancelling._READING", -4.7)
     provider.batch_default = BatchScript(end=None, cancelling=1e6)
     await submitted(orc, request_of)
     cancelled = await orc.jobs.cancel("j")

@@ -12,7 +12,7 @@ from diversion_lab import DiversionLab, assert_answers, diversion_lab, eventuall
 from virtual_time import virtual
 
 from orchestra.errors import ConnectionFailed
-from orchestra.jobs.batch_ledger import BatchLedger
+from orchestra.jobs.ledger.batch_ledger import BatchLedger
 from orchestra.testing import BatchLimits, BatchScript, Limits, Reply
 
 HOUR = 3600.0

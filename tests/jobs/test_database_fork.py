@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestra.errors import JobError
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.store import JobStore
 
 
 def in_child(work: Callable[[], object]) -> bool:

@@ -14,10 +14,11 @@ from orchestra.call import Call
 from orchestra.config import ProviderConfig
 from orchestra.dispatch.accounts import Account
 from orchestra.dispatch.route_table import Target
-from orchestra.jobs.dealer import Dealer, Ride, Way
-from orchestra.jobs.lines import Line, LineParser
-from orchestra.jobs.record import BatchRecord, JobRecord
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.diversion.dealer import Dealer, Ride, Way
+from orchestra.jobs.intake.line_parser import LineParser
+from orchestra.jobs.ledger.line import Line
+from orchestra.jobs.ledger.record import BatchRecord, JobRecord
+from orchestra.jobs.ledger.store import JobStore
 
 NOW = 1000.0
 DAY = 86_400.0

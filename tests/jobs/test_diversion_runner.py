@@ -12,11 +12,11 @@ import pytest
 from virtual_time import virtual
 
 from orchestra.call import Call, Outcome
-from orchestra.jobs.lines import LineParser
-from orchestra.jobs.patience import Patience
-from orchestra.jobs.record import Dealt, End, JobRecord
-from orchestra.jobs.runner import Runner
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.intake.line_parser import LineParser
+from orchestra.jobs.ledger.record import Dealt, End, JobRecord
+from orchestra.jobs.ledger.store import JobStore
+from orchestra.jobs.sending.patience import Patience
+from orchestra.jobs.sending.runner import Runner
 
 SEEDS = pytest.mark.parametrize("seed", range(20))
 

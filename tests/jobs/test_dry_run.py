@@ -13,8 +13,8 @@ from typing import Any
 from run_lab import settings_with_batches
 
 from orchestra.jobs import JobStore, JsonlFile, format_usd
-from orchestra.jobs.lines import LineParser
-from orchestra.jobs.record import Dealt, End
+from orchestra.jobs.intake.line_parser import LineParser
+from orchestra.jobs.ledger.record import Dealt, End
 from orchestra.testing import ScriptedProvider
 
 Make = Callable[..., Any]

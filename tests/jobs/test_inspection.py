@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra.errors import InputError
-from orchestra.jobs import inspection
-from orchestra.jobs.inspection import Inspection, inspect_file
-from orchestra.jobs.lines import LineParser
-from orchestra.jobs.sources import JsonlFile
+from orchestra.jobs.intake import inspection
+from orchestra.jobs.intake.inspection import Inspection, inspect_file
+from orchestra.jobs.intake.line_parser import LineParser
+from orchestra.jobs.intake.sources import JsonlFile
 
 
 def line(custom_id: object) -> str:

@@ -13,9 +13,9 @@ import pytest
 from run_lab import Hurry, read, settings_with_batches, start, wait_for
 
 from orchestra.jobs import JobStore
-from orchestra.jobs.lines import Line
-from orchestra.jobs.lock import JobLock
-from orchestra.jobs.record import End
+from orchestra.jobs.ledger.line import Line
+from orchestra.jobs.ledger.lock import JobLock
+from orchestra.jobs.ledger.record import End
 from orchestra.testing import BatchScript, Reply, ScriptedProvider
 
 Make = Callable[..., Any]

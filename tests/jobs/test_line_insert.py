@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestra.jobs.line_insert import insert_lines
-from orchestra.jobs.lines import Line
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.line import Line
+from orchestra.jobs.ledger.line_insert import insert_lines
+from orchestra.jobs.ledger.store import JobStore
 
 
 def line(number: int, custom_id: str | None = None) -> Line:

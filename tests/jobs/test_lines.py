@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra.errors import InputError
-from orchestra.jobs.lines import ENDPOINTS, MAX_LINE_BYTES, Fault, Line, LineParser, faults_error
+from orchestra.jobs.intake.line_parser import ENDPOINTS, MAX_LINE_BYTES, LineParser, faults_error
+from orchestra.jobs.ledger.line import Fault, Line
 
 USER = [{"role": "user", "content": "hi"}]
 BATCH = {

@@ -15,8 +15,9 @@ import pytest
 
 from orchestra.call import ORIGIN, Call, Outcome
 from orchestra.errors import ConnectionFailed, InputError, JobError, JobLocked
-from orchestra.jobs import Job, JobManager, runner
-from orchestra.jobs.lock import JobLock, is_locked
+from orchestra.jobs import Job, JobManager
+from orchestra.jobs.ledger.lock import JobLock, is_locked
+from orchestra.jobs.sending import runner
 from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:

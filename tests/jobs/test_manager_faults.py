@@ -14,7 +14,7 @@ import pytest
 from orchestra.call import Outcome, Usage
 from orchestra.errors import JobLocked
 from orchestra.jobs import JobManager, JobStore
-from orchestra.jobs.lines import Fault
+from orchestra.jobs.ledger.line import Fault
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import FakeProvider

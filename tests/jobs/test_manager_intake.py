@@ -11,8 +11,8 @@ import pytest
 
 from orchestra.errors import InputError, JobError, JobLocked
 from orchestra.jobs import Job, JobManager
-from orchestra.jobs.sources import JsonlFile
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.intake.sources import JsonlFile
+from orchestra.jobs.ledger.store import JobStore
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import FakeProvider
@@ -130,7 +130,7 @@ async def test_a_file_that_changes_while_it_is_taken_in_stops_the_job(
 async def test_the_check_of_a_file_can_be_followed(
     manager: JobManager, batch_file: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestra.jobs.inspection._STEP_LINES", 100)
+    monkeypatch.setattr("orchestra.jobs.intake.inspection._STEP_LINES", 100)
     path = batch_file(*range(20_000))
     with JsonlFile.open(path) as file:
         submitting = asyncio.create_task(manager.submit(file, job="j"))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestra.jobs.record import Dealt, End, LineError, OutletTally
-from orchestra.jobs.schema import APPLICATION_ID, MIGRATIONS
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.record import Dealt, End, LineError, OutletTally
+from orchestra.jobs.ledger.schema import APPLICATION_ID, MIGRATIONS
+from orchestra.jobs.ledger.store import JobStore
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_new_ledger_and_one_taken_over_are_the_same(first_format: Path, tmp_pa
 def test_what_fails_midway_leaves_it_as_it_was(first_format: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(_dump(first_format))
     broken = (*MIGRATIONS[:-1], (*MIGRATIONS[-1], "NO SQL"))
-    monkeypatch.setattr("orchestra.jobs.database.MIGRATIONS", broken)
+    monkeypatch.setattr("orchestra.jobs.ledger.database.MIGRATIONS", broken)
     with pytest.raises(Exception, match="syntax error"):
         JobStore(first_format)
     assert list(_dump(first_format)) == before

@@ -13,7 +13,7 @@ import pytest
 from orchestra.call import Outcome
 from orchestra.errors import InputError, JobError
 from orchestra.jobs import JobManager, output
-from orchestra.jobs.record import JobRecord
+from orchestra.jobs.ledger.record import JobRecord
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import FakeProvider

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra.jobs.patience import Patience
-from orchestra.jobs.progress import Progress, RateMeter
+from orchestra.jobs.progress.progress import Progress, RateMeter
+from orchestra.jobs.sending.patience import Patience
 
 
 def test_pauses_double_and_a_success_ends_them() -> None:

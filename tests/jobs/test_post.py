@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestra.jobs.post import Post
+from orchestra.jobs.awaited.post import Post
 
 _TAG: ContextVar[str] = ContextVar("_TAG", default="")
 

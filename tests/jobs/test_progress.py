@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from orchestra.jobs import Job, JobStore, OpenBatch, OutletTally, Progress, format_usd
-from orchestra.jobs.lines import Line
-from orchestra.jobs.progress import MachineCost
-from orchestra.jobs.record import BatchRecord, Dealt, End, JobRecord, LineError
+from orchestra.jobs.ledger.line import Line
+from orchestra.jobs.ledger.record import BatchRecord, Dealt, End, JobRecord, LineError
+from orchestra.jobs.progress.progress import MachineCost
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ledger_lab import consistent, filled
 
 from orchestra.errors import InputError, JobError
 from orchestra.jobs import JobManager, JobStore
-from orchestra.jobs.record import End, LineError, OutletTally
+from orchestra.jobs.ledger.record import End, LineError, OutletTally
 
 Make = Callable[..., Any]
 BAD = LineError("bad", "no")

@@ -116,8 +116,8 @@ def test_a_narrow_terminal_sees_whole_names(
 def test_a_running_job_is_not_said_to_be_cancelled(
     server: ScriptedProvider, orchestra: Make, batch_file: Make
 ) -> None:
-    from orchestra.jobs.lock import JobLock
-    from orchestra.jobs.record import Dealt
+    from orchestra.jobs.ledger.lock import JobLock
+    from orchestra.jobs.ledger.record import Dealt
 
     with closing(JobStore(".orchestra/jobs.db")) as store:
         job = store.create("j", created=1.0, model=None, deadline=None, source=None)

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from orchestra.errors import InputError
-from orchestra.jobs import sources
-from orchestra.jobs.lines import Fault, LineParser
-from orchestra.jobs.sources import JsonlFile, file_chunks, object_chunks
+from orchestra.jobs.intake import sources
+from orchestra.jobs.intake.line_parser import LineParser
+from orchestra.jobs.intake.sources import JsonlFile, file_chunks, object_chunks
+from orchestra.jobs.ledger.line import Fault
 
 LINE = {"model": "m", "prompt": "hi"}
 RAW = json.dumps(LINE).encode()

@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestra.errors import JobError
-from orchestra.jobs.lines import Fault, Line
-from orchestra.jobs.record import Dealt, End, JobRecord, LineError, OutletTally
-from orchestra.jobs.schema import MIGRATIONS
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.line import Fault, Line
+from orchestra.jobs.ledger.record import Dealt, End, JobRecord, LineError, OutletTally
+from orchestra.jobs.ledger.schema import MIGRATIONS
+from orchestra.jobs.ledger.store import JobStore
 
 
 @pytest.fixture
@@ -383,8 +383,8 @@ def test_can_be_read_while_it_is_written(store: JobStore) -> None:
 
 WRITER = """
 import sys
-from orchestra.jobs.record import End
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.record import End
+from orchestra.jobs.ledger.store import JobStore
 store, start = JobStore(sys.argv[1]), int(sys.argv[2])
 job = store.find("j")
 for number in range(start, start + 200):

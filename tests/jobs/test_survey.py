@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestra.errors import InputError
-from orchestra.jobs.lines import LineParser
-from orchestra.jobs.sources import JsonlFile
-from orchestra.jobs.survey import survey
+from orchestra.jobs.intake.line_parser import LineParser
+from orchestra.jobs.intake.sources import JsonlFile
+from orchestra.jobs.intake.survey import survey
 
 
 def line(custom_id: str, **body: object) -> bytes:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from orchestra.jobs.threads import in_thread
+from orchestra.jobs.ledger.threads import in_thread
 
 _TAG: ContextVar[str] = ContextVar("_TAG", default="")
 

@@ -23,8 +23,8 @@ from orchestra.errors import (
     StreamInterrupted,
     UnknownModelError,
 )
-from orchestra.jobs.record import End
-from orchestra.jobs.verdict import Blocked, judge_answer, judge_error
+from orchestra.jobs.ledger.record import End
+from orchestra.jobs.sending.verdict import Blocked, judge_answer, judge_error
 
 
 async def judge(outcome: Outcome) -> End | Blocked:

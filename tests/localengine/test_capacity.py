@@ -1,10 +1,18 @@
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestra.localengine import capacity
-from orchestra.localengine.capacity import available_memory, default_kv_bytes, plan_capacity, weight_values
+from orchestra.localengine.capacity import (
+    available_memory,
+    default_kv_bytes,
+    plan_capacity,
+    weight_bytes,
+    weight_values,
+)
 from orchestra.localengine.models.spec import ModelSpec
 
 SMOLLM2 = ModelSpec(
@@ -97,3 +105,32 @@ def test_free_memory_respects_a_containers_limit(tmp_path: Path, monkeypatch: py
     assert available_memory() == 24_000_000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory() > 24_000_000
+
+
+def test_int8_takes_a_byte_a_number_but_for_the_lookup_table() -> None:
+    plan = plan_capacity(SMOLLM2, block_size=16, kv_bytes=1 << 30, precision="int8")
+    embedding, norms = 49_152 * 576, 61 * 576
+    rows = 576 + 2 * 192 + 576 + 2 * 1536  # of 576 columns, which become 1024; down_proj has 1536
+    matrices = 49_152 * (1024 + 12) + 30 * (rows * (1024 + 12) + 576 * (1536 + 12))
+    assert plan.weight_bytes == matrices + 4 * (embedding + norms)
+    assert plan.describe().startswith("Weights take 334 MB and the KV cache 1.07 GB")
+    untied = replace(SMOLLM2, tie_embeddings=False)
+    assert weight_bytes(untied, "int8") == weight_bytes(SMOLLM2, "int8")
+    assert weight_bytes(untied) == weight_bytes(SMOLLM2)
+
+
+def test_layers_with_a_window_are_said_to_take_as_much() -> None:
+    windowed = replace(SMOLLM2, sliding_window=512, sliding_layers=frozenset(range(20)))
+    plan = plan_capacity(windowed, block_size=16, kv_bytes=1 << 30)
+    assert plan.num_blocks == plan_capacity(SMOLLM2, block_size=16, kv_bytes=1 << 30).num_blocks
+    assert plan.describe().endswith("The KV of its 20 layers with a window is kept for the whole context, too.")
+
+
+def test_it_needs_no_torch() -> None:
+    """A host without the engine's libraries can plan what fits."""
+    code = (
+        "import sys; sys.modules['torch'] = None; import orchestra.localengine.capacity as c; "
+        "import orchestra.localengine.models.spec; print(c.available_memory() > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "True", done.stderr

@@ -8,7 +8,7 @@ import time
 import pytest
 from engine_lab import VOCABULARY, Bench, heard, spoken
 
-from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams
+from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams, Usage
 from orchestra.localengine.errors import (
     EngineBusy,
     EngineClosed,
@@ -43,8 +43,7 @@ async def test_a_stream_and_a_completion_give_the_same_answer():
     *before, last = deltas
     assert all(delta.finish_reason is delta.usage is delta.timing is None for delta in before)
     assert last.finish_reason == whole.finish_reason == "length"
-    assert last.usage == whole.usage
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 20)
+    assert (last.usage, whole.usage) == (Usage(5, 20, cached_tokens=0), Usage(5, 20, cached_tokens=4))
     assert 0 <= whole.timing.queue <= whole.timing.ttft == whole.timing.tokens[0]
     assert list(whole.timing.tokens) == sorted(whole.timing.tokens)
     assert len(whole.timing.tokens) == 20
@@ -90,23 +89,6 @@ async def test_without_max_tokens_the_output_fills_the_context():
     assert whole.finish_reason == "length"
 
 
-async def test_many_consumers_of_any_speed_each_get_their_own_answer():
-    bench = Bench(SMALL, blocks=24)
-
-    async def consume(number: int) -> None:
-        got: list[int] = []
-        stream = bench.engine.stream(ids(number), greedy(10), traffic="bulk" if number % 3 else "interactive")
-        async for delta in stream:
-            got += delta.token_ids
-            await asyncio.sleep(0.001 * (number % 5))
-        assert got == heard(ids(number), 10)
-
-    async with bench.engine:
-        await asyncio.gather(*(consume(number) for number in range(50)))
-        stats = await bench.idle()
-    assert stats["finished"] == 50
-
-
 async def test_a_slow_reader_gets_merged_deltas():
     bench = Bench()
     async with bench.engine as engine:
@@ -119,6 +101,7 @@ async def test_a_slow_reader_gets_merged_deltas():
 
 
 async def test_running_dry_and_running_again():
+    """vllm-project/vllm#17385: the second batch on the same engine hangs."""
     bench = Bench()
     async with bench.engine as engine:
         for _ in range(3):
@@ -148,6 +131,7 @@ async def test_interactive_displaces_bulk_and_every_answer_is_whole():
 
 @pytest.mark.parametrize("max_tokens", [8, None])
 async def test_a_prompt_longer_than_the_context_is_refused_at_submit_with_both_numbers(max_tokens):
+    """sgl-project/mini-sglang: a prompt that is too long is only logged, and its caller waits for ever."""
     async with Bench(context=40).engine as engine:
         with pytest.raises(PromptTooLong, match=r"41 tokens.*context holds 40" if not max_tokens else "41.*40"):
             await engine.complete(ids(1, 41), SamplingParams(max_tokens=max_tokens))
@@ -228,6 +212,7 @@ async def test_a_full_waiting_queue_refuses_its_class_only():
         await asyncio.sleep(0.02)
         with pytest.raises(EngineBusy, match="2 bulk requests wait already"):
             await engine.complete(ids(3), greedy(2), traffic="bulk")
+        assert engine.stats()["refused"] == 1
         tasks.append(asyncio.create_task(engine.complete(ids(4), greedy(2))))
         await asyncio.sleep(0.02)
         bench.runner.gate.set()
@@ -235,24 +220,6 @@ async def test_a_full_waiting_queue_refuses_its_class_only():
 
 
 # Threads and loops
-
-
-async def test_the_callers_loop_is_never_blocked_by_a_step():
-    bench = Bench(seconds=0.05)
-    late: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.005)
-            late.append(time.monotonic() - before)
-
-    async with bench.engine as engine:
-        ticker = asyncio.create_task(tick())
-        await asyncio.gather(*(engine.complete(ids(n), greedy(6, ignore_eos=True)) for n in range(4)))
-        ticker.cancel()
-    assert len(late) > 20
-    assert sorted(late)[-2] < 0.05  # one hiccup of the machine is not ours
 
 
 async def test_several_event_loops_and_threads_share_one_engine():

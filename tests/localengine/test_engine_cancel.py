@@ -40,6 +40,7 @@ async def steps_until_free(bench: Bench) -> int:
 
 
 async def test_a_cancel_scope_around_the_loop(bench):
+    """ROCm/ATOM#1562, vllm-project/vllm#10087: the caller is gone, and the engine goes on to ``max_tokens``."""
     with anyio.CancelScope() as scope:
         seen = 0
         async for _ in bench.engine.stream(PROMPT, LONG):
@@ -77,6 +78,7 @@ async def test_leaving_the_streams_block(bench):
 
 
 async def test_dropping_the_stream(bench):
+    """vllm-project/vllm#10087, #23697: nobody closes what is merely forgotten."""
     stream = bench.engine.stream(PROMPT, LONG)
     await anext(stream)
     del stream
@@ -105,7 +107,25 @@ async def test_a_stream_that_was_never_read_submits_nothing(bench):
     await still_works(bench)
 
 
+async def test_dropping_a_generator_around_the_stream(bench):
+    """vllm-project/vllm#23697: the caller's own generator over the stream is forgotten half-way."""
+
+    async def texts():
+        async for delta in bench.engine.stream(PROMPT, LONG):
+            yield delta.text
+
+    generator = texts()
+    await anext(generator)
+    del generator
+    gc.collect()
+    await asyncio.sleep(0)  # the loop closes it
+    assert await steps_until_free(bench) <= 2
+    assert bench.engine.stats()["cancelled"] == 1
+    await still_works(bench)
+
+
 async def test_cancelled_before_the_first_await_returns(bench):
+    """ROCm/ATOM#1562: the caller is gone before the engine knows of it."""
     for _ in range(5):
         task = asyncio.create_task(bench.engine.complete(PROMPT, LONG))
         task.cancel()
@@ -144,6 +164,7 @@ async def test_closing_ends_a_read_that_waits(bench):
 
 
 async def test_nothing_is_delivered_after_a_cancel_during_a_step(bench):
+    """sgl-project/sglang#34112, #34149: the token of the step that runs is delivered after the cancel."""
     stream = bench.engine.stream(PROMPT, LONG)
     await anext(stream)
     bench.runner.gate.clear()
@@ -157,6 +178,7 @@ async def test_nothing_is_delivered_after_a_cancel_during_a_step(bench):
 
 
 async def test_in_the_middle_of_a_chunked_prefill(bench):
+    """osaurus#1796: a disconnect during prefill tears the engine down for all."""
     task = asyncio.create_task(bench.engine.complete([7] * 150, SHORT))
     await bench.until(lambda: bench.known("interactive") == 1)
     task.cancel()

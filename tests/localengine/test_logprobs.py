@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from token_lab import TinyBench, tiny_words
+from token_lab import SMALL, TinyBench, tiny_words
 
 from orchestra.localengine import EngineConfig, SamplingParams
 from orchestra.localengine.errors import ParameterError
@@ -114,7 +115,8 @@ LONG = "abcdefgh" * 4
 
 
 async def test_logprobs_come_with_each_token_and_know_their_place_in_the_text() -> None:
-    async with TinyBench().engine as engine:
+    # what is found in the prefix cache was computed in other company, and differs in the last bits
+    async with TinyBench(replace(SMALL, prefix_cache=False)).engine as engine:
         params = SamplingParams(max_tokens=30, seed=3, logprobs=2, ignore_eos=True)
         whole = await engine.complete("hello", params)
         deltas = [delta async for delta in engine.stream("hello", params)]

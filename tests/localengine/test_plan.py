@@ -7,8 +7,9 @@ from engine_lab import BULK, GREEDY, INTERACTIVE, Lab, oracle
 
 from orchestra.localengine.apply import apply_plan, commit_step
 from orchestra.localengine.cost import StepCost
-from orchestra.localengine.plan import Hold, plan_step
+from orchestra.localengine.plan import plan_step
 from orchestra.localengine.sequence import Sequence
+from orchestra.localengine.step_plan import Hold
 
 # round numbers: a step costs 10, a prefill token 1, a decode row 2
 COST = StepCost(base=10, per_prefill_token=1, per_decode_row=2, per_kv_token=0)
@@ -67,6 +68,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_sampled_once():
 
 @pytest.mark.parametrize("traffic", [INTERACTIVE, BULK])
 def test_a_short_prompt_is_never_stuck_behind_a_long_one(traffic):
+    """sgl-project/sglang#10063: one prompt in the middle of its chunks takes all of every step."""
     lab = Lab(blocks=1200, tokens=64)
     long = lab.add(traffic, 4000)
     lab.step()
@@ -129,6 +131,7 @@ def test_a_waiting_request_holds_nothing_and_costs_nothing():
 
 
 def test_interactive_displaces_bulk_when_slots_are_short():
+    """vllm-project/vllm#40004: a request of a person waits until one of bulk ends by itself."""
     lab = Lab(slots=2)
     bulk = [lab.add(BULK, 4, max_tokens=100 // 4) for _ in range(2)]
     for _ in range(3):
@@ -224,6 +227,7 @@ def test_bulk_leaves_the_interactive_slots_and_blocks_free():
 
 
 def test_a_prompt_of_the_other_class_does_not_delay_an_interactive_one():
+    """sgl-project/sglang#34623: the same, where bulk has the long prompt."""
     lab = Lab(blocks=1200, tokens=64)
     lab.add(BULK, 4000)
     for _ in range(5):
@@ -266,6 +270,7 @@ def test_after_enough_displacements_a_request_stays():
 
 
 def test_a_row_already_planned_is_undone_with_its_tokens_and_blocks():
+    """vllm-project/vllm#23316: a victim that was scheduled already keeps its entries."""
     # Two decoding bulk rows. The newer was run less recently, so it is planned first; the elder's growth then
     # needs the block that the newer one was just given.
     lab = Lab(blocks=5, block_size=4, slots=2)
@@ -285,6 +290,7 @@ def test_a_row_already_planned_is_undone_with_its_tokens_and_blocks():
 
 
 def test_a_victim_earlier_in_the_loop_makes_nobody_skip_a_step():
+    """vllm-project/vllm#49097: the one after the victim loses its step."""
     for slots in range(2, 6):
         lab = Lab(blocks=3 * slots, block_size=4, slots=slots)
         for _ in range(slots):
@@ -392,6 +398,7 @@ def decoding(lab: Lab, traffic, number: int, max_tokens: int = 60):
 
 @pytest.mark.parametrize("bulk", [0, 30])
 def test_bulk_never_lengthens_a_step_past_the_target_while_an_interactive_request_decodes(bulk):
+    """vllm-project/vllm#24365: a priority is set, and 30 streams of bulk double the latency."""
     lab = Lab(slots=40, blocks=900, cost=COST, ttft=60, tpot=30)
     decoding(lab, INTERACTIVE, 1, max_tokens=40)
     for _ in range(bulk):
@@ -404,6 +411,7 @@ def test_bulk_never_lengthens_a_step_past_the_target_while_an_interactive_reques
 
 
 def test_a_huge_interactive_prompt_keeps_the_target_of_the_others_and_still_gets_on():
+    """vllm-project/vllm#25677: with a chunk that is too large, 270 tokens a second become 6.6."""
     lab = Lab(slots=4, blocks=3000, tokens=256, cost=COST, tpot=40)
     decoding(lab, INTERACTIVE, 2, max_tokens=200)
     huge = lab.add(INTERACTIVE, 10_000, max_tokens=1)
@@ -467,6 +475,7 @@ def test_bulk_rows_take_turns_when_not_all_fit():
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5])
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_bulk_gets_its_minimum_share_under_endless_interactive_load_and_nothing_with_none(share, slots):
+    """vllm-project/vllm-ascend#11526, vLLM's RFC #6077: bulk starves for ever."""
     lab = Lab(slots=slots, blocks=256, tokens=16, bulk_min_share=share, stall=10**9)
     for _ in range(3):
         lab.add(INTERACTIVE, 8, max_tokens=8)

@@ -21,6 +21,7 @@ from orchestra.localengine.errors import PromptError
         "top_p": [0, -1, 1.1, float("nan"), "x", None, True],
         "seed": ["x", 1.5, True],
         "stop": ["text", 5, None, ("",), (1,)],
+        "stop_after": ["", 5, ("a",)],
         "stop_token_ids": [5, "12", ("a",), ([1],), (1.5,), None],
         "ignore_eos": ["x", 1, None],
     }.items(),

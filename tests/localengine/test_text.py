@@ -64,6 +64,7 @@ def test_what_is_returned_is_the_whole_decoding_cut_at_the_first_stop(
 def test_text_once_returned_stays_whatever_comes_after(
     pieces: list[bytes], others: list[bytes], stop: tuple[str, ...]
 ) -> None:
+    """sgl-project/sglang#31598: the sent offset moves back, and a character is sent twice."""
     deltas, assembler = run(pieces, stop)
     emitted = "".join(deltas[:-1])
     assert assembler.text.startswith(emitted)
@@ -74,6 +75,7 @@ def test_text_once_returned_stays_whatever_comes_after(
 
 @given(in_pieces(LETTERS.map(str.encode)), STOPS)
 def test_nothing_is_held_back_that_cannot_become_a_stop(pieces: list[bytes], stop: tuple[str, ...]) -> None:
+    """vllm-project/vllm#45636: a fixed number of characters is held back, whatever they are."""
     assembler = TextAssembler(Pieces(*pieces), stop)
     seen = b""
     for i, piece in enumerate(pieces):
@@ -88,6 +90,7 @@ def test_nothing_is_held_back_that_cannot_become_a_stop(pieces: list[bytes], sto
 
 
 def test_an_emoji_in_four_tokens_comes_whole() -> None:
+    """ai-dynamo/dynamo#12630, exo-explore/exo#1691: a character that is split over tokens becomes U+FFFD."""
     deltas, _ = run([bytes([b]) for b in "a😀b".encode()])
     assert deltas == ["a", "", "", "", "😀", "b", ""]
 
@@ -109,12 +112,14 @@ def test_invalid_bytes_become_what_python_makes_of_them(raw: bytes, wanted: str)
 
 
 def test_a_stop_inside_a_longer_token_is_found() -> None:
+    """vllm-project/vllm#3572, #534: missed where only the tail is compared."""
     deltas, assembler = run([b"ABC", b"DEF", b"GHI"], ("DE",))
     assert deltas == ["ABC", "", "", ""]
     assert assembler.stopped
 
 
 def test_no_part_of_a_stop_leaks() -> None:
+    """vllm-project/vllm#3574, #2577; sgl-project/sglang#11446, #11462: its beginning is streamed too early."""
     deltas, assembler = run([b"ABC", b"D", b"EF", b"GHI", b"J", b"K"], ("DEFGHIJ",))
     assert deltas == ["ABC", "", "", "", "", "", ""]
     assert assembler.stopped
@@ -142,12 +147,37 @@ def test_of_two_stops_the_one_complete_first_wins() -> None:
     assert assembler.text == "ab"
 
 
+@given(in_pieces(LETTERS.map(str.encode)), STOPS, st.text("abé😀", min_size=1, max_size=3))
+@example([b"aab"], ("b",), "aab")
+@example([b"abab"], ("ba",), "ab")
+def test_stops_count_only_after_the_marker(pieces: list[bytes], stop: tuple[str, ...], marker: str) -> None:
+    """vllm-project/vllm#53066: a stop matches in what a model thinks aloud, before its answer begins."""
+    thought, found, answer = b"".join(pieces).decode().partition(marker)
+    wanted, stopped = cut(answer, stop)
+    assembler = TextAssembler(Pieces(*pieces), stop, after=marker)
+    told = "".join([*(assembler.push(i) for i in range(len(pieces))), assembler.flush()])
+    assert told == thought + found + wanted
+    assert assembler.stopped is stopped
+
+
+def test_nothing_is_held_back_before_the_marker() -> None:
+    assembler = TextAssembler(Pieces(b"so STO", b"</think>", b"STO", b"P"), ("STOP",), after="</think>")
+    assert [assembler.push(i) for i in range(4)] == ["so STO", "</think>", "", ""]
+    assert assembler.stopped
+
+
+def test_a_marker_among_the_tokens_that_are_not_searched_counts() -> None:
+    assembler = TextAssembler(Pieces(b"a>", b"b", b"b"), ("b",), unsearched=2, after=">")
+    assert [assembler.push(i) for i in range(3)] == ["a>", "b", ""]
+
+
 def test_a_stop_that_never_matches_changes_nothing() -> None:
     _, assembler = run([b"one ", b"two"], ("three",))
     assert assembler.text == "one two"
 
 
 def test_special_and_unknown_tokens_give_no_text_and_do_no_harm() -> None:
+    """vllm-project/vllm#17448, #21951: an id outside the vocabulary ends the request."""
     assembler = TextAssembler(Pieces(b"\xe2", b"\x82\xac"))
     returned = [assembler.push(i) for i in (0, SPECIAL, -5, 77, 1)]
     assert returned == ["", "", "", "", "€"]
@@ -165,6 +195,8 @@ def test_nothing_comes_after_a_stop_or_twice_from_flush() -> None:
 def test_an_empty_stop_is_refused() -> None:
     with pytest.raises(ValueError, match="must not be empty"):
         TextAssembler(Pieces(), ("",))
+    with pytest.raises(ValueError, match="must not be empty"):
+        TextAssembler(Pieces(), ("a",), after="")
 
 
 def test_a_long_stop_of_like_characters_costs_no_more_than_its_length() -> None:

@@ -170,6 +170,7 @@ def test_bytes_of_tokens() -> None:
 
 @given(st.lists(st.integers(-(2**40), 2**40) | st.integers(-2, len(TOKENS) + 2), max_size=20))
 def test_any_ids_can_be_decoded(numbers: list[int]) -> None:
+    """vllm-project/vllm#17448, #21951: a state that no text leads to, or an invalid id, ends the request."""
     inside = [i for i in numbers if 3 <= i < len(TOKENS)]
     assert _SHARED.decode(numbers) == b"".join(map(_SHARED.token_bytes, inside)).decode("utf-8", "replace")
     assert all(_SHARED.token_bytes(i) == b"" for i in numbers if not 0 <= i < len(TOKENS))

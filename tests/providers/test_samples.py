@@ -14,6 +14,7 @@ import pytest
 
 from orchestra.call import Headers
 from orchestra.providers import Endpoint, provider_of_kind
+from orchestra.providers.rate_limits import rate_limits_of_kind
 
 SAMPLES = Path(__file__).parent.parent / "samples"
 NOW = 1_795_950_000.0
@@ -117,6 +118,21 @@ def outputs_of_batch(kind: str, endpoint: Endpoint, field: str) -> Reader:
     return read
 
 
+def rate_limits(kind: str) -> Reader:
+    """Read what an administrator is told: of each group its models and what is set, or what is only remarked."""
+
+    def read(name: str) -> Reading:
+        api = rate_limits_of_kind(kind)
+        assert api is not None
+        groups, cursor = api.read((SAMPLES / name).read_bytes())
+        assert cursor is None
+        set_ones = ((group.models, *group.settings.values()) for group in groups if group.settings)
+        others = ((group.models, remark.limit, remark.value) for group in groups for remark in group.remarks)
+        return (*set_ones, *others)
+
+    return read
+
+
 READ: dict[str, tuple[Reader, Reading]] = {
     "openai_429.json": (fault("openai"), ("retry", 2.41, "throttled")),
     "openai_429_flex_unavailable.json": (fault("openai"), ("retry", None, "of_tier")),
@@ -182,6 +198,14 @@ READ: dict[str, tuple[Reader, Reading]] = {
     "gemini_generate_request.json": (request("gemini", GENERATE), (0.0, "standard")),
     "bedrock_batch_input.jsonl": (inputs_of_batch("anthropic", MESSAGES, "modelInput"), (True, False)),
     "bedrock_batch_output.jsonl": (outputs_of_batch("anthropic", MESSAGES, "modelOutput"), ((14, 3),)),
+    "anthropic_rate_limits_admin.json": (
+        rate_limits("anthropic"),
+        (
+            (("claude-sonnet-5",), 1000, 2_000_000, 400_000),
+            ((), "requests_per_minute", 1000),
+            ((), "enqueued_batch_requests", 200_000),
+        ),
+    ),
 }
 """What reads each sample, and what it comes to."""
 
@@ -219,7 +243,6 @@ READ_WITH_BATCHES = frozenset(
 """What belongs to batch endpoints: each is read, or written, by the tests of those (`test_batch_*`)."""
 
 READ_BY_NOBODY = {
-    "anthropic_rate_limits_admin.json": "only an administrator's key is told that; headers tell the rest of us",
     "bedrock_create_job_request.json": "there is no kind for Bedrock: its calls are signed, its batches lie in S3",
 }
 

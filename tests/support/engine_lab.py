@@ -8,25 +8,32 @@ import time
 import zlib
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from orchestra.localengine.apply import apply_plan, commit_step
 from orchestra.localengine.blocks import BlockPool
 from orchestra.localengine.classes import ClassLimits
-from orchestra.localengine.config import EngineConfig
+from orchestra.localengine.config import EngineConfig, SchedulerName
 from orchestra.localengine.cost import StepCost
+from orchestra.localengine.draft import Draft
 from orchestra.localengine.engine import LocalEngine
 from orchestra.localengine.loading import LoadedModel
-from orchestra.localengine.plan import StepBudget, StepPlan, plan_step
 from orchestra.localengine.request import SamplingParams
+from orchestra.localengine.schedulers import SCHEDULERS
 from orchestra.localengine.sequence import Sequence
 from orchestra.localengine.state import SchedulerState
-from orchestra.localengine.step import RowInput, RowOutput
+from orchestra.localengine.step import RowInput, RowOutput, StepAbandoned
+from orchestra.localengine.step_plan import StepBudget, StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 INTERACTIVE, BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK
 GREEDY = SamplingParams(temperature=0)
 VOCABULARY = 1000
+LAYERS = 3
+POISON = -1
+make_plan = Draft.plan
 
 
 def next_token(history: Ids[int]) -> int:
@@ -50,16 +57,25 @@ class FakeRunner:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.memory = [[-1] * block_size for _ in range(num_blocks)]
+        self.memory = [[POISON] * block_size for _ in range(num_blocks)]
         self.rows: list[RowInput] = []
 
-    def run(self, rows: Ids[RowInput]) -> list[RowOutput]:
+    def poison(self, blocks: Ids[int]) -> None:
+        """Nobody may read what these hold."""
+        for block in blocks:
+            self.memory[block] = [POISON] * self.block_size
+
+    def run(self, rows: Ids[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
         self.rows = list(rows)
+        abandoned = abandon is not None and any(abandon() for _ in range(LAYERS))
         outputs = []
         for row in rows:
             for position, token in enumerate(row.token_ids, row.start):
                 block, offset = divmod(position, self.block_size)
-                self.memory[row.block_table[block]][offset] = token
+                # what the first layers alone have computed is of no use to anybody
+                self.memory[row.block_table[block]][offset] = POISON if abandoned else token
+        if abandoned:
+            raise StepAbandoned
         for row in rows:
             if row.sampling is not None:
                 end = row.start + len(row.token_ids)
@@ -69,8 +85,24 @@ class FakeRunner:
         return outputs
 
 
+class PoisoningPool(BlockPool):
+    """Spoils every block that it hands out: who reads what an earlier owner left there is found out."""
+
+    def __init__(self, num_blocks: int, block_size: int, runner: FakeRunner, *, caching: bool = True) -> None:
+        super().__init__(num_blocks, block_size, caching=caching)
+        self._runner = runner
+
+    def allocate(self, count: int, traffic: TrafficClass) -> list[int]:
+        blocks = super().allocate(count, traffic)
+        self._runner.poison(blocks)
+        return blocks
+
+
 class Lab:
-    """Drives the planner step by step over the fake model, and checks the books after each step."""
+    """Drives a scheduler step by step over the fake model, or ``runner``, and checks the books after each step.
+
+    ``answer`` is what the model says to a prompt alone: (prompt, max_tokens) to token ids.
+    """
 
     def __init__(
         self,
@@ -83,13 +115,19 @@ class Lab:
         ttft: float = 1e9,
         tpot: float = 1e9,
         stall: int = 200,
+        runner: Any = None,
+        answer: Callable[[Ids[int], int], list[int]] = oracle,
+        caching: bool = True,
+        scheduler: SchedulerName = "classes",
+        abandon: Callable[[], bool] | None = None,
         **limits: float,
     ) -> None:
+        self.runner = runner or FakeRunner(blocks, block_size)
         self.state = SchedulerState(
             ClassLimits(max_num_seqs=slots, num_blocks=blocks, **limits),  # type: ignore[arg-type]
-            BlockPool(blocks, block_size),
+            PoisoningPool(blocks, block_size, self.runner, caching=caching),
         )
-        self.runner = FakeRunner(blocks, block_size)
+        self.answer = answer
         self.budget = StepBudget(tokens, ttft, tpot)
         self.cost = cost or StepCost()
         self.outputs: dict[int, list[int]] = {}
@@ -98,13 +136,23 @@ class Lab:
         self.computed: dict[int, int] = {}
         self.plans: list[StepPlan] = []
         self.steps = 0
+        self.abandoned = 0
+        self._schedule = SCHEDULERS[scheduler]
+        self._abandon = abandon
+        self.lost: dict[int, Sequence] = {}
         self._stall = stall
+        self._writers: dict[int, str | None] = {}
         self._progress: dict[int, int] = {}
 
     def add(
-        self, traffic: TrafficClass, prompt: int | list[int], max_tokens: int = 4, kin: Sequence | None = None
+        self,
+        traffic: TrafficClass,
+        prompt: int | list[int],
+        max_tokens: int = 4,
+        kin: Sequence | None = None,
+        salt: str | None = None,
     ) -> Sequence:
-        """``kin``: it is another completion of that one's prompt."""
+        """``kin``: it is another completion of that one's prompt, and has its salt."""
         number = len(self.asked)
         ids = prompt if isinstance(prompt, list) else [(7 * number + i) % VOCABULARY for i in range(prompt)]
         seq = Sequence(
@@ -113,7 +161,8 @@ class Lab:
             arrival=number,
             token_ids=list(ids),
             max_tokens=max_tokens,
-            sampling=GREEDY,
+            sampling=replace(GREEDY, max_tokens=max_tokens),
+            cache_salt=salt if kin is None else kin.cache_salt,
         )
         if kin is not None:
             kin.kin = seq.kin = [*(kin.kin or [kin]), seq]
@@ -128,24 +177,42 @@ class Lab:
         self.state.remove(request_id)
         self._progress.pop(request_id, None)
 
+    def shrink(self, count: int) -> list[Sequence]:
+        """Let the pool give up blocks; return the requests that were lost by it."""
+        lost = self.state.shrink(count)
+        for seq in lost:
+            assert seq.max_length > self.state.capacity(seq.traffic), "it could still have run"
+            self.lost[seq.request_id] = seq
+            self._progress.pop(seq.request_id, None)
+        self.state.check()
+        return lost
+
     def step(self) -> StepPlan:
         state = self.state
         before = fingerprint(state)
-        plan = plan_step(state, self.budget, self.cost)
+        plan, draft = self._plan()
         assert fingerprint(state) == before, "planning changed the state"
-        assert plan_step(state, self.budget, self.cost) == plan, "planning is not deterministic"
+        assert self._schedule(state, self.budget, self.cost) == plan, "planning is not deterministic"
         free = state.pool.num_free
         rows = apply_plan(state, plan)
         self.steps += 1
         check_plan(state, plan, self.budget, free_before=free)
         state.check()
-        for seq, output in commit_step(state, plan, self.runner.run(rows)):
+        check_books(state, draft)
+        self._check_salts(rows)
+        try:
+            outputs = self.runner.run(rows, self._abandon)
+        except StepAbandoned:
+            self.abandoned += 1
+            self.plans.append(plan)
+            return plan
+        for seq, output in commit_step(state, plan, outputs):
             self.first_token.setdefault(seq.request_id, self.steps)
             assert output.token_id == seq.token_ids[-1]
             if seq.num_output == seq.max_tokens:
                 self.outputs[seq.request_id] = seq.output_ids
                 prompt, limit = self.asked[seq.request_id]
-                assert seq.output_ids == oracle(prompt, limit), f"{seq.request_id} differs from its run alone"
+                assert seq.output_ids == self.answer(prompt, limit), f"{seq.request_id} differs from its run alone"
                 self.state.growth.observe(seq)
                 self.cancel(seq.request_id)
         state.check()
@@ -175,6 +242,25 @@ class Lab:
             if traffic is None or row.request_id in running[traffic] or self._class(row.request_id) is traffic
         }
 
+    def _plan(self) -> tuple[StepPlan, Draft]:
+        """The next plan, and the books that it was made with."""
+        drafts: list[Draft] = []
+        with patch.object(Draft, "plan", lambda draft: drafts.append(draft) or make_plan(draft)):
+            plan = self._schedule(self.state, self.budget, self.cost)
+        return plan, drafts[-1]
+
+    def _check_salts(self, rows: Ids[RowInput]) -> None:
+        """Nobody reads what was written under another salt."""
+        size = self.state.pool.block_size
+        salts = {row.request_id: self.state.get(row.request_id).cache_salt for row in rows}
+        for row in rows:
+            first, last = row.start // size, (row.start + len(row.token_ids) - 1) // size
+            self._writers.update(dict.fromkeys(row.block_table[first : last + 1], salts[row.request_id]))
+        for row in rows:
+            mine = salts[row.request_id]
+            read = row.block_table[: row.start // size]
+            assert all(self._writers.get(block, mine) == mine for block in read), "a salt leaks"
+
     def _class(self, request_id: int) -> TrafficClass | None:
         seq = self.state.find(request_id)
         return seq.traffic if seq else None
@@ -192,6 +278,19 @@ def fingerprint(state: SchedulerState) -> object:
         state.bulk_owed,
         state.turns,
     )
+
+
+def check_books(state: SchedulerState, draft: Draft) -> None:
+    """What was planned with is what came of it, once the plan has been applied and before anything is computed."""
+    pool = state.pool
+    assert draft.free == pool.num_free, f"{draft.free} blocks were to be free, and {pool.num_free} are"
+    assert min(draft.kept, draft.free) == pool.num_cached(INTERACTIVE), (
+        "interactive's cached blocks are miscounted"
+    )
+    assert draft.blocks == {c: pool.num_held(c) for c in TrafficClass}, "a class holds other than was planned"
+    assert {c: list(mine) for c, mine in draft.running.items()} == {
+        c: list(mine) for c, mine in state.running.items()
+    }
 
 
 def check_plan(state: SchedulerState, plan: StepPlan, budget: StepBudget, *, free_before: int) -> None:
@@ -241,7 +340,7 @@ class SlowRunner(FakeRunner):
         self.steps = 0
         self.closed = False
 
-    def run(self, rows: Ids[RowInput]) -> list[RowOutput]:
+    def run(self, rows: Ids[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
         self.in_step.set()
         if self.seconds:
             time.sleep(self.seconds)
@@ -250,7 +349,7 @@ class SlowRunner(FakeRunner):
         if self.fail_next:
             self.fail_next = False
             raise ArithmeticError("the model broke")
-        outputs = super().run(rows)
+        outputs = super().run(rows, abandon)
         self.in_step.clear()
         return outputs
 
@@ -274,10 +373,11 @@ class Bench:
         return self.runners[-1]
 
     def open_model(self, config: EngineConfig) -> LoadedModel:
-        self.runners.append(SlowRunner(self.blocks, config.block_size, seconds=self.seconds))
+        runner = SlowRunner(self.blocks, config.block_size, seconds=self.seconds)
+        self.runners.append(runner)
         return LoadedModel(
             name="fake",
-            runner=self.runner,
+            runner=runner,
             tokenizer=FakeTokenizer(),
             encode_chat=lambda messages: [ord(char) for m in messages for char in str(m["content"])],
             context=self.context,
@@ -296,6 +396,12 @@ class Bench:
         """Requests of a class that run or wait."""
         stats = self.engine.stats()
         return stats["running"][traffic] + stats["waiting"][traffic]
+
+    async def stand_still(self) -> None:
+        """Start, and let the next step wait for the runner's gate."""
+        await self.engine.start()
+        self.runner.in_step.clear()
+        self.runner.gate.clear()
 
     async def idle(self) -> dict[str, Any]:
         """Wait until the engine holds nothing; return its statistics."""

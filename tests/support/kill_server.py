@@ -25,7 +25,7 @@ import orchestra.cli.run
 import orchestra.cli.run_display
 import orchestra.cli.settings
 import orchestra.client
-import orchestra.jobs.hand_in
+import orchestra.jobs.diversion.hand_in
 import orchestra.providers.anthropic
 import orchestra.providers.batches.anthropic
 import orchestra.providers.batches.openai

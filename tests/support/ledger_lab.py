@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from orchestra.jobs.lines import Line
-from orchestra.jobs.record import JobRecord
-from orchestra.jobs.store import JobStore
+from orchestra.jobs.ledger.line import Line
+from orchestra.jobs.ledger.record import JobRecord
+from orchestra.jobs.ledger.store import JobStore
 
 __all__ = ["consistent", "filled"]
 

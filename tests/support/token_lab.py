@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -93,12 +94,20 @@ def random_weights(seed: int = 0) -> dict[str, Tensor]:
 class CountingRunner(Runner):
     """Counts its steps, and the tokens that it computed."""
 
-    def __init__(self, blocks: int, block_size: int) -> None:
-        super().__init__(SPEC, random_weights(), num_blocks=blocks, block_size=block_size, threads=1)
+    def __init__(self, blocks: int, config: EngineConfig) -> None:
+        super().__init__(
+            SPEC,
+            random_weights(),
+            num_blocks=blocks,
+            block_size=config.block_size,
+            threads=1,
+            precision=config.precision,
+            strict=config.strict,
+        )
         self.steps = self.tokens = 0
 
-    def run(self, rows: list[RowInput]) -> list[RowOutput]:  # type: ignore[override]
-        outputs = super().run(rows)
+    def run(self, rows: Sequence[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
+        outputs = super().run(rows, abandon)
         self.steps += 1
         self.tokens += sum(len(row.token_ids) for row in rows)
         return outputs
@@ -127,7 +136,7 @@ class TinyBench:
         return TinyTokenizer().encode_prompt(text)
 
     def open_model(self, config: EngineConfig) -> LoadedModel:
-        self.runners.append(CountingRunner(self.blocks, config.block_size))
+        self.runners.append(CountingRunner(self.blocks, config))
         tokenizer = TinyTokenizer()
         return LoadedModel(
             name="tiny",

@@ -21,7 +21,7 @@ EPOCH = 1.9e9
 """The unix time at which every virtual loop's clock stood at 0."""
 _BEGIN = 1000.0
 _LONGEST = 400 * 86_400.0
-_MODULES = ("awaited", "cancelling", "job", "manager", "parking", "runner")
+_MODULES = ("awaited.awaited", "awaited.parking", "diversion.cancelling", "job", "manager", "sending.runner")
 """What of `orchestra.jobs` looks at the clock itself."""
 
 

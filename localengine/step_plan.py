@@ -1,0 +1,76 @@
+"""What a scheduler is given for a step, and what it decides. Plain data."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestra.localengine.config import EngineConfig
+from orchestra.localengine.cost import StepCost, StepLoad
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["Hold", "PlannedRow", "StepBudget", "StepPlan"]
+
+_LEAST_USE = 2  # a step may take this many times its fixed cost, whatever the targets
+
+
+class Hold(enum.StrEnum):
+    """Why the first waiting request of a class was not admitted in a step."""
+
+    SLOTS = "every slot is taken"
+    BLOCKS = "too few free blocks"
+    ROOM = "the step is full"
+    TURN = "another goes first"
+    BATCH = "the batch at hand is not done"
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """Bounds of one step: tokens, and predicted seconds.
+
+    ``tpot`` bounds a step while an interactive request is decoding; ``ttft`` bounds what bulk may add to any other
+    step, since an interactive request may arrive while it runs.
+    """
+
+    tokens: int
+    ttft: float
+    tpot: float
+
+    @classmethod
+    def of(cls, config: EngineConfig, cost: StepCost) -> StepBudget:
+        """What an engine's settings allow on a machine whose steps cost that."""
+        floor = _LEAST_USE * cost.base
+        return cls(
+            tokens=config.step_tokens,
+            ttft=max(config.ttft_target_ms / 1000, floor),
+            tpot=max(config.tpot_target_ms / 1000, floor),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """Compute ``count`` tokens of a sequence from position ``start`` on; draw a token where ``sampled``."""
+
+    request_id: int
+    epoch: int
+    start: int
+    count: int
+    sampled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. ``displaced`` go back to waiting first, then ``admitted`` start running, then ``rows`` run.
+
+    ``matched`` are blocks of the prefix cache with which an admitted request begins. Without rows nothing runs,
+    and ``held`` says why for each class that has somebody waiting.
+    """
+
+    rows: tuple[PlannedRow, ...]
+    admitted: tuple[int, ...]
+    displaced: tuple[int, ...]
+    matched: Mapping[int, tuple[int, ...]]
+    held: Mapping[TrafficClass, Hold]
+    load: StepLoad
+    seconds: float

@@ -1,0 +1,62 @@
+"""What each class may lose to the other, in virtual time: the targets of benchmarks/mixed_classes.py.
+
+On a real machine they are measured there; here a change of the scheduler cannot break them unseen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+import pytest
+from class_simulation import ClassSimulation, Outcome
+
+from orchestra.localengine import EngineConfig
+from orchestra.localengine.config import SchedulerName
+
+ARRIVALS = 60
+
+
+def p95(values: Sequence[float]) -> float:
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Outcome:
+    return ClassSimulation(EngineConfig(), arrivals=ARRIVALS, bulk=0).run()
+
+
+@pytest.fixture(scope="module")
+def both() -> Outcome:
+    return mixed()
+
+
+def mixed(scheduler: SchedulerName = "classes", *, abandons: bool = True) -> Outcome:
+    config = EngineConfig(scheduler=scheduler)
+    return ClassSimulation(config, arrivals=ARRIVALS, bulk=32, abandons=abandons).run()
+
+
+def test_interactive_waits_at_most_twice_as_long_beside_endless_bulk_which_keeps_four_fifths(
+    alone: Outcome, both: Outcome
+):
+    bulk = ClassSimulation(EngineConfig(), arrivals=0, bulk=32).run(ARRIVALS / 0.3)
+    assert len(both.ttft) == len(alone.ttft) == ARRIVALS
+    assert p95(both.ttft) <= 2 * p95(alone.ttft)
+    assert p95(both.tpot) <= 0.150 * 1.05  # the noise of a step's time is on top of what is planned
+    assert both.bulk >= 0.8 * bulk.bulk
+    assert both.abandoned > 0
+
+
+def test_first_tokens_come_sooner_where_steps_of_bulk_are_given_up_for_them(both: Outcome):
+    assert fmean(both.ttft) <= 0.95 * fmean(mixed(abandons=False).ttft)
+
+
+@pytest.mark.parametrize(("scheduler", "times"), [("priority", 3), ("fcfs", 30)])
+def test_other_schedulers_let_interactive_requests_wait_many_times_as_long(
+    both: Outcome, scheduler: SchedulerName, times: int
+):
+    other = mixed(scheduler)
+    assert p95(other.ttft) >= times * p95(both.ttft)
+    assert p95(other.tpot) > 0.150
+    assert other.abandoned == 0
