@@ -50,7 +50,7 @@ def measure_model(
 ) -> Measurement:
     """Load the model as the engine would with ``config``, and try it. ``progress`` is told what begins.
 
-    Takes some ten seconds with a model of 135 million parameters on two cores, longer in proportion to its size.
+    Takes half a minute with a model of 135 million parameters on two cores, longer in proportion to its size.
     In another precision than float32 the model is loaded in float32 first, and its answers are kept, not it.
     Raises EngineError where it cannot be loaded.
     """

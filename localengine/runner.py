@@ -129,29 +129,14 @@ class Runner:
             return []
         for row in rows:
             self._check(row)
-        if self._strict:
-            parts = iter(self._compute(self._model, *_apart(rows, wanted), abandon))
-            return [torch.cat([next(parts) for _ in row.token_ids]) for row in rows]
-        return self._compute(self._model, rows, wanted, abandon)
-
-    def _compute(
-        self,
-        model: Transformer,
-        rows: Sequence[RowInput],
-        wanted: Sequence[range],
-        abandon: Callable[[], bool] | None,
-    ) -> list[Tensor]:
         # rows of one token first, and by length, so that attention pads little
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids) > 1, rows[i].start))
-        batch = Batch.of(
-            [rows[i] for i in order],
-            [wanted[i] for i in order],
-            self._pools[0],
-            self.spec.num_heads,
-            model.windows,
-        )
-        logits = torch.split(model.forward(batch, self._pools, abandon), [len(wanted[i]) for i in order])
-        by_row = dict(zip(order, logits, strict=True))
+        computed, asked = [rows[i] for i in order], [wanted[i] for i in order]
+        if self._strict:
+            computed, asked = _apart(computed, asked)
+        batch = Batch.of(computed, asked, self._pools[0], self.spec.num_heads, self._model.windows)
+        logits = self._model.forward(batch, self._pools, abandon)
+        by_row = dict(zip(order, torch.split(logits, [len(wanted[i]) for i in order]), strict=True))
         return [by_row[i] for i in range(len(rows))]
 
     def _check(self, row: RowInput) -> None:

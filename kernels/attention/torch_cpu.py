@@ -7,7 +7,8 @@ about half the time of those with gaps between.
 Decode folds the query heads that share a KV head into the query axis, so that keys and values are read once and
 never expanded. Rows are padded to a length that is a function of their own length alone: a row's products have the
 same shapes whoever its neighbours are, and its result the same bits. (``scaled_dot_product_attention`` is neither
-faster here nor independent of the number of rows.)
+faster here nor independent of the number of rows.) Neighbouring rows of one block table, as where the tokens of a
+prompt are rows of their own, read what is gathered once, by products of those same shapes.
 
 Extend takes one sequence at a time, in tiles of queries, each against the keys up to its last query: half the
 work of a whole square is above the diagonal.
@@ -31,6 +32,7 @@ __all__ = ["DecodePlan", "ExtendPlan", "decode", "extend", "plan_decode", "plan_
 
 _QUERY_TILE = 128
 _GATHER_BYTES = 16 << 20  # read at once in decode: half of it stays in the cache, and memory is bounded
+_MOST_SHARING = 128  # rows: their scores are as large as what is gathered is small
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,21 @@ class _Bucket:
 
 
 @dataclass(frozen=True, slots=True)
+class _SharedBucket:
+    """Neighbouring rows of one block table and one padded length L, which they gather once.
+
+    ``keys`` and ``values`` are int64 [kv_heads * L], as in _Bucket.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor  # [rows, 1, L], as in _Bucket
+    gathered: Tensor  # [kv_heads, L, head_dim], scratch likewise
+
+
+@dataclass(frozen=True, slots=True)
 class DecodePlan:
-    buckets: tuple[_Bucket, ...]
+    buckets: tuple[_Bucket | _SharedBucket, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +100,30 @@ def plan_decode(
     """
     token_bytes = pool[0, :, 0].nbytes
     seen = [length if window is None else min(length, window) for length in lengths]
+
+    def alike(row: int) -> tuple[int, int | None]:
+        """Its padded length and, where a neighbour has the same, its block table."""
+        table = block_tables[row]
+        neighbours = (block_tables[i] for i in (row - 1, row + 1) if 0 <= i < len(block_tables))
+        shares = window is None and any(other is table for other in neighbours)
+        return _padded(seen[row]), id(table) if shares else None
+
     spans = []
     start = 0
-    for padded, members in groupby(seen, key=_padded):
+    for (padded, table), members in groupby(range(len(seen)), key=alike):
         stop = start + len(list(members))
-        most = max(1, _GATHER_BYTES // (padded * token_bytes))
-        spans += [(slice(i, min(i + most, stop)), padded) for i in range(start, stop, most)]
+        most = _MOST_SHARING if table is not None else max(1, _GATHER_BYTES // (padded * token_bytes))
+        spans += [(slice(i, min(i + most, stop)), padded, table is not None) for i in range(start, stop, most)]
         start = stop
-    scratch = _scratch(pool, max((rows.stop - rows.start) * padded for rows, padded in spans))
+    scratch = _scratch(
+        pool, max(padded if shared else (rows.stop - rows.start) * padded for rows, padded, shared in spans)
+    )
     return DecodePlan(
         tuple(
-            _bucket(block_tables[rows], lengths[rows], seen[rows], padded, pool, scratch) for rows, padded in spans
+            _shared_bucket(block_tables[rows.start], seen[rows], padded, pool, scratch)
+            if shared
+            else _bucket(block_tables[rows], lengths[rows], seen[rows], padded, pool, scratch)
+            for rows, padded, shared in spans
         )
     )
 
@@ -111,20 +139,35 @@ def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: 
     queries = q.reshape(rows * kv_heads, heads // kv_heads, head_dim)
     out = torch.empty_like(queries)
     flat_pool = pool.view(-1, head_dim)
-    sizes = [len(bucket.mask) for bucket in plan.buckets]
+    sizes = [len(bucket.mask) * (kv_heads if isinstance(bucket, _SharedBucket) else 1) for bucket in plan.buckets]
     for bucket, query, result in zip(
         plan.buckets, torch.split(queries, sizes), torch.split(out, sizes), strict=True
     ):
         gathered = bucket.gathered  # the keys, and once they are done with, the values
         torch.index_select(flat_pool, 0, bucket.keys, out=gathered.view(-1, head_dim))
-        keys = gathered.transpose(1, 2)
-        if softcap is None:
-            scores = torch.baddbmm(bucket.mask, query, keys, alpha=scale)  # [batch, group, L]
+        if isinstance(bucket, _SharedBucket):
+            by_head = query.view(-1, kv_heads, *query.shape[1:]).unbind(1)  # each [rows, group, head_dim]
+            keys = [own.T.expand(len(bucket.mask), -1, -1) for own in gathered]
+            weights = [_weights(*own, bucket.mask, scale, softcap) for own in zip(by_head, keys, strict=True)]
+            torch.index_select(flat_pool, 0, bucket.values, out=gathered.view(-1, head_dim))
+            for own, weight, values in zip(
+                result.view(-1, kv_heads, *query.shape[1:]).unbind(1), weights, gathered, strict=True
+            ):
+                own.copy_(torch.bmm(weight, values.expand(len(bucket.mask), -1, -1)))
         else:
-            scores = _capped(torch.bmm(query, keys), scale, softcap).add_(bucket.mask)
-        torch.index_select(flat_pool, 0, bucket.values, out=gathered.view(-1, head_dim))
-        torch.bmm(torch.softmax(scores, dim=-1), gathered, out=result)
+            weight = _weights(query, gathered.transpose(1, 2), bucket.mask, scale, softcap)
+            torch.index_select(flat_pool, 0, bucket.values, out=gathered.view(-1, head_dim))
+            torch.bmm(weight, gathered, out=result)
     return out.view(rows, heads, head_dim)
+
+
+def _weights(query: Tensor, keys: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """How much each of ``query`` [batch, group, head_dim] takes of each of ``keys`` [batch, head_dim, L]."""
+    if softcap is None:
+        scores = torch.baddbmm(mask, query, keys, alpha=scale)  # [batch, group, L]
+    else:
+        scores = _capped(torch.bmm(query, keys), scale, softcap).add_(mask)
+    return torch.softmax(scores, dim=-1)
 
 
 def plan_extend(
@@ -242,6 +285,18 @@ def _bucket(
         mask.repeat_interleave(kv_heads, dim=0)[:, None],
         scratch[: len(keys)].view(-1, padded, width // 2),
     )
+
+
+def _shared_bucket(
+    block_table: Sequence[int], seen: Sequence[int], padded: int, pool: Tensor, scratch: Tensor
+) -> _SharedBucket:
+    """The bucket of rows of one block table that see its first ``seen[i]`` positions, padded to ``padded``."""
+    position, longest = numpy.arange(padded), max(seen)
+    table = numpy.array([block_table[: -(-longest // pool.shape[2])]], numpy.int64)
+    keys, values = _pool_rows(table, numpy.minimum(position, longest - 1)[None], pool)
+    beyond = torch.from_numpy(position >= numpy.array(seen)[:, None])
+    mask = torch.zeros(beyond.shape, dtype=pool.dtype).masked_fill_(beyond, float("-inf"))
+    return _SharedBucket(keys, values, mask[:, None], scratch[: len(keys)].view(-1, padded, pool.shape[3] // 2))
 
 
 def _pool_rows(table: NDArray[numpy.int64], position: NDArray[numpy.int64], pool: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,7 @@ weights = "smollm2-135m"
 # "int8" takes a quarter to a half of the memory for the model's matrices, and is quicker; but the likeliest token
 # is another in one place of seven. Measure yours first: `orchestra model info NAME --precision int8 --measure`.
 # precision = "float32"
-# The same bits of every logit for a request in any company. Costs time.
+# The same bits of every logit for a request in any company. Long prompts take longer.
 # strict = false
 # What this machine costs in USD: jobs then say what a million tokens cost on it. Default: nobody knows.
 # dollars_per_hour = 0.80

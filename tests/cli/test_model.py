@@ -60,7 +60,7 @@ def test_info_of_a_known_model(request, monkeypatch):
     assert said["KV-cache"].startswith("46,080 bytes a token")
 
 
-def test_info_of_a_folder(tmp_path):
+def test_info_of_a_folder(tmp_path, monkeypatch):
     config = {
         "model_type": "mistral",
         "hidden_size": 4096,
@@ -81,6 +81,14 @@ def test_info_of_a_folder(tmp_path):
         "262,144 bytes a token",
     ):
         assert part in done.stdout
+    free = 40 * 10**9
+    monkeypatch.setattr("orchestra.localengine.capacity.available_memory", lambda: free)
+    said = " ".join(CliRunner().invoke(app, ["model", "info", str(tmp_path)]).stdout.split())
+    assert "Weights take 28.97 GB and the KV cache 1.07 GB" in said
+    assert "The KV of its 32 layers with a window is kept for the whole context, too." in said
+    free = 10**9
+    said = " ".join(CliRunner().invoke(app, ["model", "info", str(tmp_path)]).stdout.split())
+    assert "It does not fit into the 1.00 GB that are free now." in said
     (tmp_path / "config.json").write_text("{}")
     assert "supported are llama" in str(CliRunner().invoke(app, ["model", "info", str(tmp_path)]).exception)
 

@@ -226,3 +226,28 @@ def test_a_windowed_row_has_the_same_bits_whoever_its_neighbours_are(softcap: fl
         assert torch.equal(decode([i], 50)[0], together[i])
     # a window that hides nothing is none, to the last bit
     assert torch.equal(decode([0, 1, 2], 50), decode([0, 1, 2], None))
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("window", [None, 50])
+def test_rows_of_one_table_read_it_once_and_have_the_same_bits(softcap: float | None, window: int | None) -> None:
+    """The tokens of a prompt as rows of their own: with others beside them, in parts, and each alone."""
+    cache = Cache([300, 40], 3, 64)
+    lengths = [*range(1, 301), 40]
+    tables = [cache.tables[0]] * 300 + [cache.tables[1]]
+    q = torch.randn(len(lengths), 9, 64)
+
+    def decode(rows: range) -> Tensor:
+        own, seen = [tables[i] for i in rows], [lengths[i] for i in rows]
+        plan = torch_cpu.plan_decode(own, seen, cache.pool, window=window)
+        return torch_cpu.decode(q[rows.start : rows.stop], cache.pool, plan, 0.125, softcap=softcap)
+
+    together = decode(range(301))
+    for i in (0, 1, 31, 32, 33, 200, 255, 299, 300):
+        assert torch.equal(decode(range(i, i + 1))[0], together[i])
+    assert torch.equal(decode(range(17, 280)), together[17:280])
+    check(together[:300], exact(q[:300], cache.keys[0], cache.values[0], 0.125, window, softcap))
+    plan = torch_cpu.plan_decode(tables, lengths, cache.pool)
+    gathered = sum(len(bucket.keys) for bucket in plan.buckets)
+    assert gathered < 3 * 20 * 320  # and not 3 * 300 * 300

@@ -64,15 +64,13 @@ class Driver:
                     self._arrive(traffic)
             if rng.random() < self.ends and (alive := list(lab.state.sequences())):
                 seq = rng.choice(alive)
-                if (
-                    seq.num_output and rng.random() < self.misleads
-                ):  # it ended by itself, and much sooner than others
-                    lab.state.growth.observe(seq)
+                if seq.num_output and rng.random() < self.misleads:
+                    lab.state.growth.observe(seq)  # as if it had ended by itself, much sooner than others
                 lab.cancel(seq.request_id)
             if rng.random() < 0.03 and (running := [*lab.state.running[BULK], *lab.state.running[INTERACTIVE]]):
                 lab.state.displace(rng.choice(running))
             if rng.random() < self.shrinks and lab.state.pool.num_blocks > self.least_blocks:
-                lab.shrink(rng.randint(1, lab.state.pool.num_blocks - self.least_blocks))
+                lab.shrink(min(rng.randint(1, 3), lab.state.pool.num_blocks - self.least_blocks))
             lab.step()
         lab.run(100_000)
         assert lab.state.pool.num_free == lab.state.pool.num_blocks

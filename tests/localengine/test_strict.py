@@ -105,6 +105,16 @@ def test_every_logit_has_the_same_bits(spec: ModelSpec, threads: int, precision:
             assert torch.equal(logits, alone[i])
 
 
+def test_without_packed_products_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch lacks oneDNN's operators, ordinary products serve, whose rows change each other's bits."""
+    monkeypatch.setattr(linear_cpu, "_onednn_works", lambda: False)
+    requests = Requests(strict_runner(GROUP_OF_TWO, 2), range(3, 20), random.Random(1))
+    alone = {i: requests.compute([i], [[]])[i] for i in range(17)}
+    for which in ([3, 2, 9], range(17)):
+        for i, logits in requests.compute(which, [[1], [2], *([] for _ in which)][: len(which)]).items():
+            assert torch.equal(logits, alone[i])
+
+
 def test_every_draw_is_the_same_with_the_same_score() -> None:
     runner = strict_runner(GROUP_OF_TWO, 2)
     requests = Requests(runner, range(5, 37), random.Random(7))

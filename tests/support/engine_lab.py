@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 import zlib
@@ -47,6 +48,12 @@ def oracle(prompt: Ids[int], max_tokens: int) -> list[int]:
     for _ in range(max_tokens):
         history.append(next_token(history))
     return history[len(prompt) :]
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    """A prompt; of one seed, the shorter is the beginning of the longer."""
+    rng = random.Random(seed)
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
 class FakeRunner:
