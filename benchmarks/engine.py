@@ -7,8 +7,9 @@
 take turns, round by round, each in a fresh process on the same number of threads. Loading and a short warm-up are
 outside the clock; latency counts from the common start. Peers run in virtual environments of their own,
 which are made once, with pip, under ``~/.cache/orchestra-benchmarks``; they read the weights that the GGUF file
-stands for. ``static 8`` and ``static 16`` are our own engine, scheduled as static batches. The texts of all are
-compared with those of our engine answering one request at a time.
+stands for. ``orchestra`` is set for throughput, as the peers are, and ``orchestra as it comes`` for two classes of
+traffic; ``static 8`` and ``static 16`` are our engine scheduled as static batches. The texts of all are compared
+with those of our engine answering one request at a time.
 
 One JSON line goes to standard output for each run; tables go to standard error. They end with what single steps of
 our engine take, what that promises for these requests, and what was reached.

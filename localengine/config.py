@@ -29,8 +29,8 @@ class EngineConfig:
     info NAME --precision int8 --measure`).
     ``strict``: the same bits of every logit for a request in any company, however its prompt is divided into
     steps, found in the cache, or computed again. Without it, only the last bits may differ, which decides a token
-    where two are equally likely. Each token of a prompt attends by itself for that: of 512 tokens it takes nearly
-    twice as long, and longer ones more so; output tokens take no longer.
+    where two are equally likely. Each token of a prompt attends by itself for that: one of 512 tokens takes 1.5
+    times as long, the part of one with 2,000 before it twice; output tokens take no longer.
     ``ttft_target_ms``: how long a step may become through bulk work while no interactive request is decoding: what
     an interactive request that arrives meanwhile waits at most before its own first step. It mostly waits less, as
     a step of bulk alone is given up for it between two layers, unless that is nearly done. Lower answers sooner,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# Two processes of tests share the processors, so threads must not spin for long while they wait. torch reads it.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

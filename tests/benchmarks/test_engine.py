@@ -120,6 +120,7 @@ def test_an_engine_that_fails_is_told_with_its_last_word():
 def test_peers_stand_beside_ours():
     assert [name for name, engine in ENGINES.items() if engine.environment is None] == [
         "orchestra",
+        "orchestra as it comes",
         "static 8",
         "static 16",
     ]
