@@ -3,7 +3,6 @@
 import ast
 import importlib
 import importlib.metadata
-import os
 import pkgutil
 import subprocess
 import sys
@@ -16,9 +15,7 @@ from orchestra import errors
 
 
 def run(code: str) -> str:
-    # modules that are installed are compiled, so ours are compiled once as well, whatever the machine is set to
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -244,7 +244,7 @@ async def test_closing_fails_what_is_left_and_then_is_told():
     async with bench.engine as engine:
         await bench.stand_still()
         task = asyncio.create_task(engine.complete(ids(1), greedy(200)))
-        await bench.until(lambda: bench.known("interactive") == 1)
+        await bench.until(lambda: RequestQueued in kinds(seen))
         closing = asyncio.create_task(engine.close())
         await asyncio.sleep(0)
         bench.runner.gate.set()
