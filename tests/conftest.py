@@ -11,8 +11,8 @@ import pytest
 
 # Two processes of tests share the processors, so threads must not spin for long while they wait. torch reads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-# Modules that are installed are compiled once, so ours are as well, whatever the machine is set to: many tests start
-# a Python of their own, and some say how long that may take.
+# Modules that are installed are compiled once, so ours are as well, whatever the machine is set to: many tests
+# start a Python of their own, and some say how long that may take.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -129,10 +129,10 @@ async def test_giving_up_is_told_with_what_was_drawn():
     bench = Bench(SMALL)
     seen = listened(bench)
     async with bench.engine as engine:
+        bench.runner.closes_at = 3
         stream = engine.stream(ids(1), greedy(200))
         await anext(stream)
-        bench.runner.gate.clear()
-        await bench.until(bench.runner.in_step.is_set)
+        await bench.until(lambda: bench.runner.steps == 3 and bench.runner.in_step.is_set())
         waiting = [asyncio.create_task(engine.complete(ids(n), greedy(5), traffic="bulk")) for n in range(9)]
         await bench.until(lambda: bench.engine.stats()["waiting"]["bulk"] == 9)
         for task in waiting:

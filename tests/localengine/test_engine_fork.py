@@ -44,11 +44,11 @@ def test_a_child_is_told_whatever_it_tries_and_the_parent_goes_on():
 
     async def begin() -> None:
         await bench.engine.start()
+        bench.runner.closes_at = 3  # so that its next tokens wait for the parent
         streams.append(
             bench.engine.stream([5, 6, 7], SamplingParams(max_tokens=200, temperature=0, ignore_eos=True))
         )
         await anext(streams[0])
-        bench.runner.gate.clear()  # so that its next tokens wait for the parent
 
     async def child() -> None:
         engine = bench.engine

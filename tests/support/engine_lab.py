@@ -345,6 +345,7 @@ class SlowRunner(FakeRunner):
         self.gate.set()
         self.in_step = threading.Event()
         self.steps = 0
+        self.closes_at = -1  # the gate, after so many steps
         self.closed = False
 
     def run(self, rows: Ids[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
@@ -358,6 +359,8 @@ class SlowRunner(FakeRunner):
             raise ArithmeticError("the model broke")
         outputs = super().run(rows, abandon)
         self.in_step.clear()
+        if self.steps == self.closes_at:
+            self.gate.clear()
         return outputs
 
     def close(self) -> None:
