@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mixed.peers import CLIENTS as PEERS
-from mixed.peers import NotInstalled
+from peer_environment import NotInstalled
 
 PIECES = 20
 REQUEST: dict[str, Any] = {
