@@ -108,6 +108,8 @@ def test_info_in_int8_says_what_it_takes(request, monkeypatch):
 @pytest.mark.timeout(600)
 def test_info_measures_int8_against_float32(request, monkeypatch):
     monkeypatch.delenv("ORCHESTRA_CACHE")
+    monkeypatch.setattr("orchestra.localengine.measurement._OUTPUT_TOKENS", 10)  # a quarter, for time's sake
+    monkeypatch.setattr("orchestra.localengine.measurement._STEPS", 3)
     request.getfixturevalue("model_path")
     done = CliRunner().invoke(app, ["model", "info", "smollm2-135m", "--precision", "int8", "--measure"])
     assert done.exit_code == 0, done.output

@@ -51,12 +51,15 @@ def test_an_interrupt_leaves_a_resumable_job(
     assert len(read("out.jsonl")) == 200
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(180)
-def test_twenty_kills(server: ScriptedProvider, batch_file: Make, tmp_path: Path) -> None:
+def test_kills_at_random_instants(
+    server: ScriptedProvider, batch_file: Make, tmp_path: Path, soak: Callable[[int], int]
+) -> None:
     """Killed at random instants, the same command answers every line once, and asks none again that had ended."""
     seed = random.randrange(1 << 32)
     rand = random.Random(seed)
-    lines, kills = 400, 20
+    lines, kills = 400, soak(40)
     server.service_time = 0.06
     batch_file(*range(lines))
     store_path = tmp_path / ".orchestra" / "jobs.db"
@@ -65,9 +68,9 @@ def test_twenty_kills(server: ScriptedProvider, batch_file: Make, tmp_path: Path
     asked_before: list[int] = []
     while_running = 0
 
-    for _ in range(kills):
+    for number in range(kills):
         process = start(*command)
-        if rand.random() < 0.8:
+        if number % 5:
             hits = len(server.log)
             wait_for(lambda hits=hits, process=process: len(server.log) > hits or process.poll() is not None)
             time.sleep(rand.uniform(0, 0.15))
