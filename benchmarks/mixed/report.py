@@ -8,13 +8,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from verdicts import Verdict, show_verdicts
 
 from mixed.scenario import Scenario
 
 __all__ = ["judge", "plot", "show"]
 
 
-def judge(scenario: Scenario, results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str, bool]]:
+def judge(scenario: Scenario, results: Mapping[str, Mapping[str, Any]]) -> list[Verdict]:
     """Return each target with what it asks for, what was measured, and whether it holds.
 
     Where the floor was measured too, its median is no wait of ours.
@@ -75,16 +76,7 @@ def show(
             f"{one['cpu_s']:.1f} s",
         )
     console.print(table)
-    for name, why in absent.items():
-        console.print(f"{name}: not measured: {why}", markup=False)
-    verdicts = judge(scenario, results)
-    if verdicts:
-        table = Table(title="targets", title_justify="left")
-        for column in ("what", "asked", "measured", "holds"):
-            table.add_column(column)
-        for what, asked, measured, holds in verdicts:
-            table.add_row(what, asked, measured, "yes" if holds else "NO")
-        console.print(table)
+    show_verdicts(judge(scenario, results), absent, console)
 
 
 def plot(scenario: Scenario, results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
