@@ -134,7 +134,9 @@ class Runner:
         computed, asked = [rows[i] for i in order], [wanted[i] for i in order]
         if self._strict:
             computed, asked = _apart(computed, asked)
-        batch = Batch.of(computed, asked, self._pools[0], self.spec.num_heads, self._model.windows)
+        batch = Batch.of(
+            computed, asked, self._pools[0], self.spec.num_heads, self._model.windows, strict=self._strict
+        )
         logits = self._model.forward(batch, self._pools, abandon)
         by_row = dict(zip(order, torch.split(logits, [len(wanted[i]) for i in order]), strict=True))
         return [by_row[i] for i in range(len(rows))]

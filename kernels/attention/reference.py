@@ -30,12 +30,18 @@ class ExtendPlan:
 
 
 def plan_decode(
-    block_tables: Sequence[Sequence[int]], lengths: Sequence[int], pool: Tensor, *, window: int | None = None
+    block_tables: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    pool: Tensor,
+    *,
+    window: int | None = None,
+    strict: bool = False,
 ) -> DecodePlan:
     """Plan for rows of one query each: row ``i`` sees positions ``0 .. lengths[i] - 1`` of its block table.
 
-    With a ``window`` it sees the last so many of them only.
-    ``pool`` is any layer's; only its shape and type matter. Rows of similar length should be neighbours.
+    With a ``window`` it sees the last so many of them only. With ``strict`` its result is the same to the last bit
+    in any company, which here it is anyway. ``pool`` is any layer's; only its shape and type matter. Rows of
+    similar length should be neighbours.
     """
     return DecodePlan(block_tables, lengths, window)
 

@@ -5,9 +5,10 @@ one after the other into the same scratch buffer: products of matrices whose row
 about half the time of those with gaps between.
 
 Decode folds the query heads that share a KV head into the query axis, so that keys and values are read once and
-never expanded. Rows are padded to a length that is a function of their own length alone: a row's products have the
-same shapes whoever its neighbours are, and its result the same bits. (``scaled_dot_product_attention`` is neither
-faster here nor independent of the number of rows.) Neighbouring rows of one block table, as where the tokens of a
+never expanded. Rows are padded to few lengths. In strict mode that of a row is a function of its own length alone:
+its products have the same shapes whoever its neighbours are, and its result the same bits; else neighbours are
+padded alike where a launch saved is worth it. (``scaled_dot_product_attention`` is neither faster here nor
+independent of the number of rows.) Neighbouring rows of one block table, as where the tokens of a
 prompt are rows of their own, read what is gathered once, by products of those same shapes.
 
 Extend takes one sequence at a time, in tiles of queries, each against the keys up to its last query: half the
@@ -18,7 +19,7 @@ With a window, both gather and multiply what is inside it only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -32,6 +33,7 @@ __all__ = ["DecodePlan", "ExtendPlan", "decode", "extend", "plan_decode", "plan_
 
 _QUERY_TILE = 128
 _GATHER_BYTES = 16 << 20  # read at once in decode: half of it stays in the cache, and memory is bounded
+_BUCKET_POSITIONS = 700  # of padding that take as long as the launches of one bucket more (two cores, 9 heads)
 _MOST_SHARING = 128  # rows: their scores are as large as what is gathered is small
 
 
@@ -91,12 +93,19 @@ class ExtendPlan:
 
 
 def plan_decode(
-    block_tables: Sequence[Sequence[int]], lengths: Sequence[int], pool: Tensor, *, window: int | None = None
+    block_tables: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    pool: Tensor,
+    *,
+    window: int | None = None,
+    strict: bool = False,
 ) -> DecodePlan:
     """Plan for rows of one query each: row ``i`` sees positions ``0 .. lengths[i] - 1`` of its block table.
 
-    With a ``window`` it sees the last so many of them only.
-    ``pool`` is any layer's; only its shape and type matter. Rows of similar length should be neighbours.
+    With a ``window`` it sees the last so many of them only. With ``strict`` a row is padded by its own length
+    alone, so that its result is the same to the last bit in any company; without, to that of neighbours too, where
+    that is quicker. ``pool`` is any layer's; only its shape and type matter. Rows of similar length should be
+    neighbours.
     """
     token_bytes = pool[0, :, 0].nbytes
     seen = [length if window is None else min(length, window) for length in lengths]
@@ -108,12 +117,13 @@ def plan_decode(
         shares = window is None and any(other is table for other in neighbours)
         return _padded(seen[row]), id(table) if shares else None
 
+    groups = [(padded, table, len(list(members))) for (padded, table), members in groupby(range(len(seen)), alike)]
     spans = []
     start = 0
-    for (padded, table), members in groupby(range(len(seen)), key=alike):
-        stop = start + len(list(members))
-        most = _MOST_SHARING if table is not None else max(1, _GATHER_BYTES // (padded * token_bytes))
-        spans += [(slice(i, min(i + most, stop)), padded, table is not None) for i in range(start, stop, most)]
+    for padded, shared, count in groups if strict else _joined(groups):
+        stop = start + count
+        most = _MOST_SHARING if shared is not None else max(1, _GATHER_BYTES // (padded * token_bytes))
+        spans += [(slice(i, min(i + most, stop)), padded, shared is not None) for i in range(start, stop, most)]
         start = stop
     scratch = _scratch(
         pool, max(padded if shared else (rows.stop - rows.start) * padded for rows, padded, shared in spans)
@@ -126,6 +136,36 @@ def plan_decode(
             for rows, padded, shared in spans
         )
     )
+
+
+def _joined(groups: Iterable[tuple[int, int | None, int]]) -> Iterator[tuple[int, int | None, int]]:
+    """Join neighbouring groups (padded length, shared table, rows) that share no table, where that is quicker.
+
+    Of all ways to cut them, the one with the least padding and the fewest pieces, a piece being worth
+    ``_BUCKET_POSITIONS``.
+    """
+    for own, members in groupby(groups, key=lambda group: group[1] is None):
+        if not own:
+            yield from members
+            continue
+        alone = [(padded, rows) for padded, _, rows in members]
+        # the least cost of the first n groups, and where their last piece begins
+        best: list[tuple[int, int]] = [(0, 0)]
+        for stop in range(1, len(alone) + 1):
+            longest = rows = 0
+            ways = []
+            for begin in range(stop - 1, -1, -1):
+                longest, rows = max(longest, alone[begin][0]), rows + alone[begin][1]
+                ways.append((best[begin][0] + longest * rows + _BUCKET_POSITIONS, begin))
+            best.append(min(ways))
+        pieces = []
+        stop = len(alone)
+        while stop:
+            begin = best[stop][1]
+            pieces.append(alone[begin:stop])
+            stop = begin
+        for piece in reversed(pieces):
+            yield max(padded for padded, _ in piece), None, sum(rows for _, rows in piece)
 
 
 def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: float | None = None) -> Tensor:

@@ -51,11 +51,14 @@ class Batch:
         pool: Tensor,
         heads: int,
         windows: AbstractSet[int | None] = frozenset({None}),
+        *,
+        strict: bool = False,
     ) -> Batch:
         """Lay out ``rows``, which must hold the single-token rows first (best in order of length).
 
         ``wanted[i]``: the tokens of row ``i`` whose logits are asked for, as offsets into its ``token_ids``.
-        ``pool`` is any layer's; ``heads`` is the number of query heads.
+        ``pool`` is any layer's; ``heads`` is the number of query heads. With ``strict`` a single-token row is
+        attended to alike, to the last bit, in any company.
         """
         kv_heads, block_size = pool.shape[1:3]
         counts = [len(row.token_ids) for row in rows]
@@ -76,7 +79,7 @@ class Batch:
             positions=torch.from_numpy(position),
             slots=torch.from_numpy(slots),
             num_decode=num_decode,
-            attention=_plans(rows[:num_decode], rows[num_decode:], pool, heads, windows),
+            attention=_plans(rows[:num_decode], rows[num_decode:], pool, heads, windows, strict),
             wanted=torch.tensor(asked, dtype=torch.int64),
         )
 
@@ -87,6 +90,7 @@ def _plans(
     pool: Tensor,
     heads: int,
     windows: AbstractSet[int | None],
+    strict: bool,
 ) -> dict[int | None, AttentionPlan]:
     longest = max(row.start + len(row.token_ids) for row in (*singles, *runs))
     made: dict[int | None, AttentionPlan] = {}
@@ -96,7 +100,11 @@ def _plans(
         if narrow not in made:
             made[narrow] = AttentionPlan(
                 plan_decode(
-                    [row.block_table for row in singles], [row.start + 1 for row in singles], pool, window=narrow
+                    [row.block_table for row in singles],
+                    [row.start + 1 for row in singles],
+                    pool,
+                    window=narrow,
+                    strict=strict,
                 )
                 if singles
                 else None,

@@ -106,7 +106,7 @@ def test_decode_gathers_in_parts_where_the_whole_would_be_large(monkeypatch: pyt
     q = torch.randn(6, 4, 64)
 
     def decode() -> tuple[int, Tensor]:
-        plan = torch_cpu.plan_decode(cache.tables, lengths, cache.pool)
+        plan = torch_cpu.plan_decode(cache.tables, lengths, cache.pool, strict=True)
         return len(plan.buckets), torch_cpu.decode(q, cache.pool, plan, 0.125)
 
     buckets, whole = decode()
@@ -114,6 +114,17 @@ def test_decode_gathers_in_parts_where_the_whole_would_be_large(monkeypatch: pyt
     more_buckets, parts = decode()
     assert (buckets, more_buckets) == (3, 4)
     assert torch.equal(parts, whole)
+
+
+def test_rows_are_padded_alike_where_that_is_quicker() -> None:
+    lengths = [20, 40, 60, 64, 90, 900, 910]
+    cache = Cache(lengths, 2, 64)
+    q = torch.randn(len(lengths), 4, 64)
+    plan = torch_cpu.plan_decode(cache.tables, lengths, cache.pool)
+    assert [bucket.gathered.shape[1] for bucket in plan.buckets] == [96, 1024]  # five short rows, two long ones
+    rows = zip(q, cache.keys, cache.values, strict=True)
+    expected = torch.cat([exact(x[None], key, value, 0.125) for x, key, value in rows])
+    check(torch_cpu.decode(q, cache.pool, plan, 0.125), expected)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -144,7 +155,9 @@ def test_a_row_has_the_same_bits_whoever_its_neighbours_are() -> None:
 
     def decode(rows: list[int]) -> Tensor:
         tables, own = [cache.tables[i] for i in rows], [lengths[i] for i in rows]
-        return torch_cpu.decode(q[rows], cache.pool, torch_cpu.plan_decode(tables, own, cache.pool), 0.125)
+        return torch_cpu.decode(
+            q[rows], cache.pool, torch_cpu.plan_decode(tables, own, cache.pool, strict=True), 0.125
+        )
 
     together = decode(list(range(len(lengths))))
     for i in range(len(lengths)):
@@ -218,7 +231,7 @@ def test_a_windowed_row_has_the_same_bits_whoever_its_neighbours_are(softcap: fl
 
     def decode(rows: list[int], window: int | None) -> Tensor:
         tables, own = [cache.tables[i] for i in rows], [lengths[i] for i in rows]
-        plan = torch_cpu.plan_decode(tables, own, cache.pool, window=window)
+        plan = torch_cpu.plan_decode(tables, own, cache.pool, window=window, strict=True)
         return torch_cpu.decode(q[rows], cache.pool, plan, 0.125, softcap=softcap)
 
     together = decode(list(range(len(lengths))), 50)
@@ -240,7 +253,7 @@ def test_rows_of_one_table_read_it_once_and_have_the_same_bits(softcap: float | 
 
     def decode(rows: range) -> Tensor:
         own, seen = [tables[i] for i in rows], [lengths[i] for i in rows]
-        plan = torch_cpu.plan_decode(own, seen, cache.pool, window=window)
+        plan = torch_cpu.plan_decode(own, seen, cache.pool, window=window, strict=True)
         return torch_cpu.decode(q[rows.start : rows.stop], cache.pool, plan, 0.125, softcap=softcap)
 
     together = decode(range(301))
