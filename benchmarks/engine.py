@@ -102,7 +102,9 @@ def _steps(
 ) -> None:
     console.print("steps ...")
     measured = run_script(
-        "step_table.py", {"model": str(model), "threads": job["threads"], "repeats": STEP_REPEATS}
+        "step_table.py",
+        {"model": str(model), "threads": job["threads"], "repeats": STEP_REPEATS},
+        variables=ENGINES["orchestra"].variables,
     )
     table = StepTable(measured["steps"])
     _tell("steps", {"context": measured["context"], **table.as_told()})

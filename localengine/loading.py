@@ -65,13 +65,22 @@ class LoadedModel:
 def prepare_threads() -> None:
     """Let torch's threads wait for each other as suits a shared processor. Call it before torch is imported.
 
-    By default OpenMP's threads spin long, and a step takes several times as long as soon as anything else runs.
-    The short spin here is the safe choice, and no free one: on two quiet cores a step of one row took 55-75 ms
-    with it and 40-55 ms with 20,000; beside a busy process 100 ms and 320 ms. Set GOMP_SPINCOUNT where the engine
-    has the machine to itself.
+    A step waits for its threads some thousand times. By default those spin long meanwhile, and a step takes several
+    times as long as soon as anything else runs; where they hardly spin, each wait costs a wake-up. Measured on two
+    cores, milliseconds of a step of 1, 8 and 16 rows:
+
+    ======  ================  =====================
+    spins   quiet machine     beside a busy process
+    ======  ================  =====================
+    2,000   75 / 125 / 160    102 / 170 / 225
+    5,000   50 / 100 / 120    144 / 223 / 275
+    20,000  45 / 78 / 100     320 / 395 / 484
+    ======  ================  =====================
+
+    5,000 lose least in the worse case. Set GOMP_SPINCOUNT=20000 where the engine has the machine to itself.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:

