@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Two processes of tests share the processors, so threads must not spin for long while they wait. torch reads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -19,6 +20,13 @@ sys.dont_write_bytecode = False
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long randomised tests whole, not a seeded tenth")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let hypothesis draw the same examples in every run, however slowly; under ``--soak`` it draws others."""
+    if config.getoption("--hypothesis-profile", None) is None:
+        settings.register_profile("soak", settings.get_profile("ci"), derandomize=False)
+        settings.load_profile("soak" if config.getoption("--soak") else "ci")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PARIS = "The capital of France is Paris."
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
 
 def run(name: str, *arguments: str, cwd: Path) -> str:
@@ -22,7 +22,7 @@ def run(name: str, *arguments: str, cwd: Path) -> str:
         env=env,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=850,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

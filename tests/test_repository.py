@@ -136,7 +136,7 @@ def test_constraints_pin_what_we_depend_on():
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_readmes_first_program_runs_as_it_stands(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     program = next(block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "asyncio.run" in block)

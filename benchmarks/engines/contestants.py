@@ -64,7 +64,7 @@ _THROUGHPUT = {
     "ttft_target_ms": 1000.0,  # nobody interactive waits for a step of bulk work to end
     "kv_bytes": 320 << 20,  # 7,200 tokens: what 48 of these requests have at once
 }
-_ALL_OURS = {"GOMP_SPINCOUNT": "20000"}  # the machine is the engine's own: see prepare_threads
+_ALL_OURS = {"GOMP_SPINCOUNT": "20000"}  # the machine is the engine's own: see prepare_torch
 _ALONE = {"interactive_slots": 0}
 ORACLE = Engine(
     "one at a time",

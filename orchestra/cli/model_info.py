@@ -51,9 +51,9 @@ def model_info(
         return
 
     from orchestra.localengine.config import EngineConfig
-    from orchestra.localengine.loading import model_opener, prepare_threads
+    from orchestra.localengine.loading import model_opener, prepare_torch
 
-    prepare_threads()
+    prepare_torch()
     from orchestra.localengine.measurement import measure_model
 
     found = measure_model(

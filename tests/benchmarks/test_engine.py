@@ -127,7 +127,7 @@ def test_peers_stand_beside_ours():
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_it_runs_and_the_texts_are_those_of_one_at_a_time():
     command = [sys.executable, str(BENCHMARKS / "engine.py"), "--rounds=1", "--requests=3", "--only=orchestra"]
     done = subprocess.run([*command, "--no-steps"], capture_output=True, text=True, check=False)

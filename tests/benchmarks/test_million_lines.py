@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import million_lines
 
 
+@pytest.mark.timeout(300)
 def test_all_lines_are_answered_in_batches_and_measured(tmp_path: Path) -> None:
     figures = million_lines.measure(tmp_path, 2000, batch_seconds=0.1)
     check, run, paid = figures["check"], figures["run"], figures["provider"]

@@ -24,20 +24,20 @@ def test_it_rings_at_its_instant():
     alarm, bell = Alarm(), Bell()
     when = time.monotonic() + 0.05
     alarm.set(when, bell.ring)
-    assert bell.rung.wait(5)
-    assert 0 <= bell.times[0] - when < 1.0  # a busy machine is late
+    assert bell.rung.wait(30)
+    assert bell.times[0] >= when  # a busy machine is late
 
 
 def test_an_earlier_instant_replaces_a_later_one_and_a_later_one_is_ignored():
     alarm, bell, last = Alarm(), Bell(), Bell()
     now = time.monotonic()
-    alarm.set(now + 4.0, bell.ring)
+    alarm.set(now + 400.0, bell.ring)
     alarm.set(now + 0.02, bell.ring)
-    alarm.set(now + 3.0, bell.ring)
+    alarm.set(now + 300.0, bell.ring)
     alarm.set(now + 0.3, last.ring)
-    assert last.rung.wait(5)
+    assert last.rung.wait(30)
     assert len(bell.times) == 1
-    assert bell.times[0] - now < 2.0
+    assert bell.times[0] - now < 200.0
 
 
 def test_it_can_be_set_again_from_inside_its_ring():
@@ -51,7 +51,7 @@ def test_it_can_be_set_again_from_inside_its_ring():
             done.set()
 
     alarm.set(0.0, ring)
-    assert done.wait(5)
+    assert done.wait(30)
 
 
 def test_a_ring_that_fails_is_logged_and_silences_no_other(caplog):
@@ -63,17 +63,21 @@ def test_a_ring_that_fails_is_logged_and_silences_no_other(caplog):
     with caplog.at_level(logging.ERROR):
         alarm.set(0.0, broken)
         alarm.set(time.monotonic() + 0.02, bell.ring)
-        assert bell.rung.wait(5)
+        assert bell.rung.wait(30)
     assert "ring failed" in caplog.text
 
 
 def test_many_bells_in_order():
-    alarm, order, done = Alarm(), [], threading.Event()
-    now = time.monotonic()
+    now = [0.0]  # until all are set
+    alarm, order, done = Alarm(lambda: now[0]), [], threading.Event()
     for number in reversed(range(20)):
-        alarm.set(now + 0.3 + number * 0.002, lambda number=number: order.append(number))
-    alarm.set(now + 0.4, done.set)
-    assert done.wait(5)
+        alarm.set(1.0 + number * 0.002, lambda number=number: order.append(number))
+    alarm.set(2.0, done.set)
+    while not alarm._posts.empty():  # its thread has seen them all
+        time.sleep(0.001)
+    now[0] = 3.0
+    alarm.set(0.0, lambda: None)  # which has it look at the clock
+    assert done.wait(30)
     assert order == list(range(20))
 
 
@@ -88,7 +92,7 @@ def test_it_tries_again_where_the_system_had_no_thread(monkeypatch):
         with pytest.raises(RuntimeError, match="new thread"):
             alarm.set(time.monotonic() + 0.01, bell.ring)
     alarm.set(time.monotonic() + 0.01, bell.ring)
-    assert bell.rung.wait(5)
+    assert bell.rung.wait(30)
 
 
 def test_instants_that_were_replaced_are_not_kept_until_they_come(monkeypatch):
@@ -112,5 +116,5 @@ def test_instants_that_were_replaced_are_not_kept_until_they_come(monkeypatch):
             alarm.set(0.0, ring)
 
     alarm.set(0.0, ring)
-    assert done.wait(10)
+    assert done.wait(30)
     assert max(sizes) < 100

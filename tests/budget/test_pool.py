@@ -135,14 +135,15 @@ async def test_what_is_posted_while_another_pumps_is_not_lost():
 
 
 async def test_real_time_is_kept_to_a_few_milliseconds():
-    pool = make(requests_per_minute=1200.0, burst_seconds=0.05)
+    pool = make(requests_per_minute=3000.0, burst_seconds=0.02)
     await pool.acquire(ONE, traffic=INTERACTIVE)
     late = []
-    for _ in range(5):
+    for _ in range(40):
         start = time.monotonic()
         await pool.acquire(ONE, traffic=INTERACTIVE)
-        late.append(time.monotonic() - start - 0.05)
-    assert sorted(late)[2] < 0.02
+        late.append(time.monotonic() - start - 0.02)
+    # a quarter of them finds the machine free; one that polled would be late with nearly all
+    assert sorted(late)[10] < 0.02
 
 
 async def test_bounds_and_their_errors(clock):
@@ -344,9 +345,8 @@ async def test_the_loop_never_stalls_while_many_contend():
     running = False
     await beat
     assert len(gaps) > 10
-    assert (
-        sorted(gaps)[len(gaps) // 2] < 0.05
-    )  # the widest gaps may be the machine's; a loop that is blocked has no other
+    # the widest gaps may be the machine's; a loop that is blocked has no other
+    assert sorted(gaps)[len(gaps) // 4] < 0.05
 
 
 async def test_a_thousand_timed_out_waiters_leave_nothing_behind():
@@ -367,9 +367,7 @@ async def test_a_thousand_timed_out_waiters_leave_nothing_behind():
     tracemalloc.stop()
     assert waiting(pool) == {"interactive": 0, "bulk": 0}
     lease.keep()
-    start = time.monotonic()
-    (await pool.acquire(ONE, traffic=INTERACTIVE)).keep()
-    assert time.monotonic() - start < 0.5
+    (await pool.acquire(ONE, traffic=INTERACTIVE, queue_bound=0.0)).keep()  # now or never
 
 
 async def test_a_slot_is_held_only_while_a_call_is_under_way():
@@ -384,7 +382,7 @@ async def test_a_slot_is_held_only_while_a_call_is_under_way():
         await call()
         await asyncio.gather(call(), call())
 
-    await asyncio.wait_for(asyncio.gather(*(agent() for _ in range(5))), 5)
+    await asyncio.wait_for(asyncio.gather(*(agent() for _ in range(5))), 30)
 
 
 async def test_memory_for_a_waiter_of_our_own_objects():

@@ -36,13 +36,22 @@ class Peak:
             self.now -= 1
 
 
+def wait_for_waiting(pool):
+    """Wait until somebody interactive is in the queue."""
+    until = time.monotonic() + 30
+    while not pool.snapshot()["waiting"]["interactive"]:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 def test_two_loops_and_a_thread_share_three_slots():
     """deer-flow 4294."""
     pool, peak = Pool(LimitsConfig(max_concurrency=3)), Peak()
 
     async def call():
         with await pool.acquire(ONE, traffic=INTERACTIVE), peak:
-            await asyncio.sleep(0.001)
+            while peak.most < 3:  # noqa: ASYNC110 - whoever has a slot keeps it until all three are taken
+                await asyncio.sleep(0.001)
 
     async def crowd():
         await asyncio.gather(*(call() for _ in range(40)))
@@ -50,7 +59,8 @@ def test_two_loops_and_a_thread_share_three_slots():
     def sync():
         for _ in range(20):
             with pool.acquire_sync(ONE, traffic=INTERACTIVE), peak:
-                time.sleep(0.001)
+                while peak.most < 3:
+                    time.sleep(0.001)
 
     with ThreadPoolExecutor(3) as threads:
         for future in [
@@ -58,7 +68,7 @@ def test_two_loops_and_a_thread_share_three_slots():
             threads.submit(asyncio.run, crowd()),
             threads.submit(sync),
         ]:
-            future.result(timeout=30)
+            future.result(timeout=50)
     assert (peak.most, peak.calls) == (3, 100)
     assert pool.snapshot()["in_use"]["interactive"] == 0
 
@@ -80,7 +90,7 @@ def test_four_loops_in_four_threads_keep_the_common_rate():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(55)
     assert len(times) == 60
     assert max(times) - start >= (60 - 10) / 100 - 0.01
 
@@ -102,33 +112,37 @@ def test_a_waiter_is_woken_on_its_own_loop_by_another_thread():
     pool = Pool(LimitsConfig(max_concurrency=1))
     lease = pool.acquire_sync(ONE, traffic=INTERACTIVE)
 
+    def release():
+        wait_for_waiting(pool)
+        lease.keep()
+
     async def call():
-        threading.Timer(0.05, lease.keep).start()
-        with await asyncio.wait_for(pool.acquire(ONE, traffic=INTERACTIVE), 5) as own:
+        threading.Thread(target=release).start()
+        with await asyncio.wait_for(pool.acquire(ONE, traffic=INTERACTIVE), 30) as own:
             return own.waited
 
-    assert asyncio.run(call()) >= 0.03
+    assert asyncio.run(call()) > 0
 
 
 def test_a_busy_loop_keeps_no_other_from_its_turn():
     pool = Pool(LimitsConfig(requests_per_minute=6000.0, burst_seconds=0.01))
-    busy = threading.Event()
+    busy, others_went = threading.Event(), threading.Event()
 
     async def hog():
         task = asyncio.create_task(pool.acquire(ONE, traffic=BULK))
         await asyncio.sleep(0)
         busy.set()
-        time.sleep(0.5)  # noqa: ASYNC251
+        in_time = others_went.wait(30)  # the loop stands still meanwhile
         (await task).keep()
+        return in_time
 
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(asyncio.run, hog())
-        busy.wait(5)
-        start = time.monotonic()
+        assert busy.wait(30)
         for _ in range(5):
             pool.acquire_sync(ONE, traffic=INTERACTIVE).keep()
-        assert time.monotonic() - start < 0.4
-        future.result(timeout=5)
+        others_went.set()
+        assert future.result(timeout=30), "they went only once the loop turned again"
 
 
 def test_a_synchronous_wait_has_its_bound():
@@ -137,7 +151,7 @@ def test_a_synchronous_wait_has_its_bound():
     start = time.monotonic()
     with pytest.raises(AdmissionTimeout):
         pool.acquire_sync(ONE, traffic=INTERACTIVE, queue_bound=0.05)
-    assert 0.04 < time.monotonic() - start < 1.0
+    assert time.monotonic() - start > 0.04
     lease.keep()
     assert pool.snapshot()["waiting"]["interactive"] == 0
 
@@ -147,9 +161,9 @@ def test_a_dropped_lease_wakes_the_next():
     holder = [pool.acquire_sync(ONE, traffic=INTERACTIVE)]
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(pool.acquire_sync, ONE, traffic=INTERACTIVE)
-        time.sleep(0.02)
+        wait_for_waiting(pool)
         holder.clear()
-        future.result(timeout=5).keep()
+        future.result(timeout=30).keep()
 
 
 def test_a_lease_that_ends_in_the_midst_of_the_pump_neither_blocks_nor_gets_lost():
@@ -172,7 +186,7 @@ def test_a_lease_that_ends_in_the_midst_of_the_pump_neither_blocks_nor_gets_lost
 
     pool._clock = clock
     for _ in range(15):
-        Finalized(pool.acquire_sync(ONE, traffic=INTERACTIVE, queue_bound=5.0))
+        Finalized(pool.acquire_sync(ONE, traffic=INTERACTIVE, queue_bound=30.0))
     gc.collect()
     assert pool.snapshot()["in_use"]["interactive"] == 0
 
@@ -182,13 +196,13 @@ def test_threads_that_end_leases_at_once_lose_no_wakeup():
 
     def worker():
         for _ in range(300):
-            pool.acquire_sync(ONE, traffic=INTERACTIVE, queue_bound=20.0).keep()
+            pool.acquire_sync(ONE, traffic=INTERACTIVE, queue_bound=50.0).keep()
 
     threads = [threading.Thread(target=worker) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(55)
     assert not any(thread.is_alive() for thread in threads)
     assert pool.snapshot()["granted"]["interactive"] == 2400
 
@@ -215,7 +229,7 @@ asyncio.run(main())
 def test_a_process_exits_at_once_with_calls_held_and_queued():
     """curator 141: no traceback, exit under two seconds (and starting Python takes one of them here)."""
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
     assert time.monotonic() - start < 20
 
@@ -240,5 +254,5 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_forked_child_has_an_alarm_of_its_own():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")

@@ -51,7 +51,7 @@ def open_budget(path):
 
 async def until(look):
     """Wait until ``look`` returns something, and return that."""
-    for _ in range(1000):
+    for _ in range(4000):
         if seen := look():
             return seen
         await asyncio.sleep(0.01)
@@ -188,17 +188,17 @@ def test_another_clock_than_the_machines_is_refused(path):
 
 
 async def test_two_budgets_on_one_file_share_the_limit(open_budget):
+    start = time.monotonic()
     first, second = pool_of(open_budget()), pool_of(open_budget())
     leases = [await first.acquire(ONE, traffic=INTERACTIVE) for _ in range(60)]
     leases += [await second.acquire(ONE, traffic=INTERACTIVE) for _ in range(40)]
-    start = time.monotonic()
-    await second.acquire(Charge(requests=3.0), traffic=INTERACTIVE)
-    assert time.monotonic() - start > 0.05, "a hundred are spent"
+    leases.append(await second.acquire(Charge(requests=10.0), traffic=INTERACTIVE))
+    assert time.monotonic() - start > (110 - 100) / 10 - 0.05, "a hundred are spent"
     state = json.loads(json.dumps(second.snapshot()))
     assert state["shared"]["processes"] == 2
     assert state["shared"]["trouble"] is None
     assert state["dimensions"]["requests"]["limit"] == 600.0
-    assert state["dimensions"]["requests"]["used"] > 90.0
+    assert state["dimensions"]["requests"]["used"] > 60.0, "whatever came back since"
 
 
 async def test_while_the_slice_lasts_nothing_is_exchanged(open_budget, monkeypatch):
@@ -207,6 +207,7 @@ async def test_while_the_slice_lasts_nothing_is_exchanged(open_budget, monkeypat
     for _ in range(3):
         (await pool.acquire(ONE, traffic=INTERACTIVE)).keep()
         await asyncio.sleep(0.3)
+    await until(lambda: pool.snapshot()["shared"]["slice"]["requests"] >= 1.0)
     exchanges = []
     exchange = SqliteStore.exchange
     monkeypatch.setattr(
@@ -257,7 +258,7 @@ async def test_while_the_file_cannot_be_used_calls_wait_and_then_go_on(open_budg
         assert "locked" in trouble
         other.execute("ROLLBACK")
         other.close()
-        (await asyncio.wait_for(task, 5.0)).keep()
+        (await asyncio.wait_for(task, 30.0)).keep()
     assert pool.snapshot()["shared"]["trouble"] is None
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, "once when it failed, once when it went on"
@@ -272,7 +273,7 @@ async def test_the_limits_named_last_count_for_all(open_budget, caplog):
     (await pool_of(second, new).acquire(ONE, traffic=INTERACTIVE)).keep()
     with caplog.at_level(logging.WARNING, "orchestra.budget"):
         await until(lambda: caplog.text)
-    assert old.snapshot()["dimensions"]["requests"]["limit"] == 60.0
+    await until(lambda: old.snapshot()["dimensions"]["requests"]["limit"] == 60.0)
     assert "another process has changed the limits" in caplog.text
     pool_of(first)  # asked for again with the same settings: nothing is claimed anew
     await asyncio.sleep(0.3)

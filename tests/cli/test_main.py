@@ -21,7 +21,7 @@ def orchestra(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 def test_help_teaches_and_is_quick():
     took = []
-    for _ in range(3):
+    for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = orchestra("--help")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -29,7 +29,7 @@ def test_help_teaches_and_is_quick():
         assert done.returncode == 0
     for taught in ("orchestra demo", "orchestra init", "orchestra doctor", "orchestra run"):
         assert taught in done.stdout
-    # processor seconds, and the best of three: the machine may be busy with something else
+    # processor seconds, and the best of five: the machine may be busy with something else
     assert min(took) < 0.7
 
 

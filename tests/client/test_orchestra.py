@@ -168,17 +168,18 @@ async def test_calls_take_the_class_of_their_block(orc: Orchestra, engine: FakeE
 
 
 @pytest.mark.parametrize(
-    "tag", [lambda: orchestra.interactive(timeout=0.05), lambda: orchestra.bulk(deadline=0.05)]
+    "tag",
+    [lambda seconds: orchestra.interactive(timeout=seconds), lambda seconds: orchestra.bulk(deadline=seconds)],
 )
 async def test_a_bound_holds_for_the_whole_call(
-    orc: Orchestra, engine: FakeEngine, tag: Callable[[], Any]
+    orc: Orchestra, engine: FakeEngine, tag: Callable[[float], Any]
 ) -> None:
     engine.pieces = [None]
-    async with asyncio.timeout(5):
-        with tag(), pytest.raises(orchestra.DeadlineExceeded, match="no answer within the"):
+    async with asyncio.timeout(30):
+        with tag(0.05), pytest.raises(orchestra.DeadlineExceeded, match="no answer within the"):
             await orc.chat("fast", ASK)
         engine.pieces = ["Yel", None]
-        with tag():
+        with tag(3.0):
             async with orc.stream("fast", ASK) as deltas:
                 assert await anext(deltas) == "Yel"
                 with pytest.raises(orchestra.StreamInterrupted, match="no more within the"):
@@ -207,7 +208,7 @@ async def test_a_job_takes_name_and_deadline_of_its_block(orc: Orchestra) -> Non
         job = await orc.submit([{"messages": ASK}], model="fast")
     await job.wait()
     assert job.name == "tonight"
-    assert job.record.deadline == pytest.approx(tag.deadline, abs=1)
+    assert job.record.deadline == pytest.approx(tag.deadline, abs=60)
 
 
 async def test_a_line_that_no_route_could_serve_is_never_sent(

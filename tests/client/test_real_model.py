@@ -13,7 +13,7 @@ import orchestra
 from orchestra import Orchestra
 from orchestra.config import BulkConfig, default_config
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
 ASK: Any = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
@@ -134,7 +134,7 @@ async def test_a_stream_that_is_left_frees_the_engine(orc: Orchestra) -> None:
     async with orc.stream("local/smollm2", ASK, ignore_eos=True, max_tokens=2000) as deltas:
         await anext(deltas)
     engine = await orc.engine("smollm2")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while engine.stats()["running"]["interactive"]:  # noqa: ASYNC110 - until its next step
             await asyncio.sleep(0.01)
 

@@ -107,7 +107,7 @@ async def test_an_error_event_after_content_is_handed_on():
 
 @pytest.mark.parametrize("end", ["close", "cancel", "drop", "exhaust"])
 async def test_however_a_stream_ends_its_lease_does(end: str):
-    slow = Reply(stream=StreamScript(chunks=["x"] * 5, gap=0.02 if end == "exhaust" else 5))
+    slow = Reply(stream=StreamScript(chunks=["x"] * 5, gap=0.02 if end == "exhaust" else 30))
     async with ScriptedProvider(default=slow) as provider, running(config_for({"one": provider})) as lab:
         outcome = await lab.dispatcher.send(chat(stream=True))
         await anext(outcome.body)
@@ -131,7 +131,7 @@ async def test_however_a_stream_ends_its_lease_does(end: str):
 
 
 async def test_a_stream_that_was_never_read_gives_its_lease_back_when_dropped():
-    slow = Reply(stream=StreamScript(gap=5))
+    slow = Reply(stream=StreamScript(gap=30))
     async with ScriptedProvider(default=slow) as provider, running(config_for({"one": provider})) as lab:
         await lab.dispatcher.send(chat(stream=True))
         gc.collect()
@@ -199,7 +199,7 @@ def limited(provider: ScriptedProvider) -> dict[str, Any]:
 async def test_an_absurd_number_in_a_request_holds_up_nobody(field: str):
     async with ScriptedProvider() as provider, running(limited(provider)) as lab:
         calls = [chat(), chat(**{field: 10**400}), chat()]
-        outcomes = await asyncio.wait_for(asyncio.gather(*map(lab.dispatcher.send, calls)), 5)
+        outcomes = await asyncio.wait_for(asyncio.gather(*map(lab.dispatcher.send, calls)), 30)
         assert [outcome.status for outcome in outcomes] == [200] * 3
         assert lab.in_flight() == 0
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
 from dispatch_lab import Lab, chat, config_for, eventually, running, text_of
+from hand_clock import HandClock
+from holding_provider import HoldingProvider
 
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import Reply, ScriptedProvider, StreamScript
 
-LATE = Reply(delay=3.0)
 PRICES = [{"models": ["*"], "input": 1000.0, "output": 1000.0}]
 
 
@@ -34,16 +34,16 @@ def learn(lab: Lab, *, stream: bool = False, usual: float = 0.15, calls: int = 6
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_second_answer_counts_where_the_first_is_late(stream: bool):
-    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+    async with HoldingProvider() as provider, running(hedged({"one": provider})) as lab:
         learn(lab, stream=stream)
-        provider.script.append(LATE)
-        started = time.monotonic()
+        provider.hold()
         outcome = await lab.dispatcher.send(chat(stream=stream))
         assert await text_of(outcome) == "Hello, world."
-        assert time.monotonic() - started < 1.0
         await eventually(lambda: lab.in_flight() == 0)
         late, second = provider.log[-2:]
-        await eventually(lambda: late.answered_at is None and not late.completed)
+        await eventually(lambda: provider.in_flight == 0)
+        assert late.answered_at is None
+        assert not late.completed
         assert second.completed
         await eventually(lambda: [one.reason for one in lab.events if one.kind == "interrupted"] == ["outrun"])
         (told,) = [one for one in lab.events if one.kind == "hedged"]
@@ -54,9 +54,9 @@ async def test_the_second_answer_counts_where_the_first_is_late(stream: bool):
 
 
 async def test_both_are_charged():
-    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+    async with HoldingProvider() as provider, running(hedged({"one": provider})) as lab:
         learn(lab)
-        provider.script.append(LATE)
+        provider.hold()
         await text_of(await lab.dispatcher.send(chat(max_tokens=50)))
         await eventually(lambda: lab.in_flight() == 0)
         (pool,) = lab.budget.snapshot()
@@ -70,12 +70,13 @@ async def test_both_are_charged():
 
 
 async def test_the_first_still_counts_where_it_comes_before_the_second():
-    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+    async with HoldingProvider() as provider, running(hedged({"one": provider})) as lab:
         learn(lab)
-        provider.script.extend([Reply(delay=0.4), LATE])
-        started = time.monotonic()
-        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
-        assert time.monotonic() - started < 1.0
+        first, _ = provider.hold(), provider.hold()
+        call = asyncio.create_task(lab.dispatcher.send(chat()))
+        await eventually(lambda: len(provider.log) == 2)
+        first.set()
+        assert await text_of(await call) == "Hello, world."
         await eventually(lambda: lab.in_flight() == 0)
         assert [one.attempt for one in lab.events if one.kind == "settled"] == [1]
         assert [one.attempt for one in lab.events if one.kind == "interrupted"] == [2]
@@ -83,41 +84,55 @@ async def test_the_first_still_counts_where_it_comes_before_the_second():
 
 @pytest.mark.parametrize("second", [Reply.error(500), Reply.error(429), Reply(drop=True), Reply.error(400)])
 async def test_a_second_attempt_that_fails_changes_nothing(second: Reply):
-    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+    async with HoldingProvider() as provider, running(hedged({"one": provider})) as lab:
         learn(lab)
-        provider.script.extend([Reply(delay=0.4), second])
-        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
+        first = provider.hold()
+        provider.script.append(second)
+        call = asyncio.create_task(lab.dispatcher.send(chat()))
+        await eventually(lambda: len(provider.log) == 2 and lab.in_flight() == 1)
+        first.set()
+        assert await text_of(await call) == "Hello, world."
         assert lab.kinds().count("sent") == 2
         assert "retried" not in lab.kinds()
 
 
+BROKEN = Reply(500, body={"error": {"message": "x"}})
+
+
 async def test_a_first_attempt_that_fails_late_leaves_the_second_its_chance():
-    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+    async with HoldingProvider([BROKEN]) as provider, running(hedged({"one": provider})) as lab:
         learn(lab)
-        broken = Reply(500, body={"error": {"message": "x"}}, delay=0.3)
-        provider.script.extend([broken, Reply(delay=0.6)])
-        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
+        first, second = provider.hold(), provider.hold()
+        call = asyncio.create_task(lab.dispatcher.send(chat()))
+        await eventually(lambda: len(provider.log) == 2)
+        first.set()
+        await eventually(lambda: lab.in_flight() == 1)
+        second.set()
+        assert await text_of(await call) == "Hello, world."
         assert "retried" not in lab.kinds()
         assert lab.kinds().count("sent") == 2
 
 
 async def test_where_both_fail_the_call_is_retried_by_its_policy_and_not_hedged_again():
-    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+    async with HoldingProvider([BROKEN] * 2) as provider, running(hedged({"one": provider})) as lab:
         learn(lab)
-        broken = Reply(500, body={"error": {"message": "x"}}, delay=0.3)
-        provider.script.extend([broken, broken])
-        assert await text_of(await lab.dispatcher.send(chat())) == "Hello, world."
+        both = provider.hold(2)
+        call = asyncio.create_task(lab.dispatcher.send(chat()))
+        await eventually(lambda: len(provider.log) == 2)
+        both.set()
+        assert await text_of(await call) == "Hello, world."
         assert [lab.kinds().count(kind) for kind in ("hedged", "retried", "sent")] == [1, 1, 3]
 
 
 async def test_what_the_call_itself_is_to_blame_for_ends_both():
-    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+    wrong = Reply(400, body={"error": {"message": "no"}})
+    async with HoldingProvider([wrong]) as provider, running(hedged({"one": provider})) as lab:
         learn(lab)
-        wrong = Reply(400, body={"error": {"message": "no"}}, delay=0.3)
-        provider.script.extend([wrong, LATE])
-        started = time.monotonic()
-        assert (await lab.dispatcher.send(chat())).status == 400
-        assert time.monotonic() - started < 1.0
+        first, _ = provider.hold(), provider.hold()
+        call = asyncio.create_task(lab.dispatcher.send(chat()))
+        await eventually(lambda: len(provider.log) == 2)
+        first.set()
+        assert (await call).status == 400
         await eventually(lambda: lab.in_flight() == 0)
 
 
@@ -137,10 +152,13 @@ async def test_it_is_off_unless_asked_for():
 
 
 async def test_no_second_attempt_after_content_was_shown():
-    async with ScriptedProvider() as provider, running(hedged({"one": provider})) as lab:
+    clock = HandClock()
+    async with ScriptedProvider() as provider, running(hedged({"one": provider}), clock=clock) as lab:
         learn(lab, stream=True)
-        provider.script.append(Reply(stream=StreamScript(gap=0.3)))
-        assert await text_of(await lab.dispatcher.send(chat(stream=True))) == "Hello, world."
+        provider.script.append(Reply(stream=StreamScript(gap=0.02)))
+        outcome = await lab.dispatcher.send(chat(stream=True))
+        clock.advance(10.0)
+        assert await text_of(outcome) == "Hello, world."
         assert "hedged" not in lab.kinds()
 
 
@@ -154,12 +172,12 @@ async def test_a_second_attempt_takes_no_turn_that_somebody_waits_for():
 
 
 async def test_where_its_own_route_has_no_room_the_next_takes_it():
-    async with ScriptedProvider() as first, ScriptedProvider() as second:
+    async with HoldingProvider() as first, ScriptedProvider() as second:
         config = hedged({"one": first, "two": second})
         config["providers"]["one"]["limits"] = [{"max_concurrency": 1}]
         async with running(config) as lab:
             learn(lab)
-            first.script.append(LATE)
+            first.hold()
             outcome = await lab.dispatcher.send(chat())
             assert (outcome.route, await text_of(outcome)) == ("two/two-model", "Hello, world.")
             (told,) = [one for one in lab.events if one.kind == "hedged"]
@@ -167,18 +185,19 @@ async def test_where_its_own_route_has_no_room_the_next_takes_it():
             await eventually(lambda: lab.in_flight() == 0)
 
 
-@pytest.mark.parametrize("when", [0.05, 0.5])
-async def test_cancelling_the_caller_ends_both(when: float):
-    async with ScriptedProvider(default=LATE) as provider, running(hedged({"one": provider})) as lab:
-        learn(lab)
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_cancelling_the_caller_ends_both(attempts: int):
+    async with HoldingProvider() as provider, running(hedged({"one": provider})) as lab:
+        learn(lab, usual=0.15 if attempts == 2 else 1000.0)
+        provider.hold(2)
         task = asyncio.create_task(lab.dispatcher.send(chat()))
-        await asyncio.sleep(when)
+        await eventually(lambda: len(provider.log) == attempts)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert lab.in_flight() == 0
         assert not any(hit.completed for hit in provider.log)
-        assert lab.kinds().count("interrupted") == lab.kinds().count("sent") == (2 if when == 0.5 else 1)
+        assert lab.kinds().count("interrupted") == lab.kinds().count("sent") == attempts
 
 
 async def test_the_share_holds_however_late_they_are():
@@ -191,15 +210,18 @@ async def test_the_share_holds_however_late_they_are():
 
 async def test_the_time_in_our_own_queue_is_not_lateness():
     limits = {"max_concurrency": 1}
+    clock = HandClock()
     async with ScriptedProvider() as first, ScriptedProvider() as second:
         config = hedged({"one": first, "two": second})
         config["providers"]["one"]["limits"] = [limits]
-        async with running(config) as lab:
+        async with running(config, clock=clock) as lab:
             learn(lab)
-            first.script.append(Reply(stream=StreamScript(gap=0.2)))
+            first.script.append(Reply(stream=StreamScript(gap=0.02)))
             held = await lab.dispatcher.send(chat(stream=True))
             waiting = asyncio.create_task(lab.dispatcher.send(chat()))
-            await asyncio.sleep(0.4)
+            await eventually(lambda: lab.kinds()[-1] == "queued")
+            clock.advance(0.5)
+            await asyncio.sleep(0.05)
             assert second.log == []
             await held.aclose()
             assert (await waiting).route == "one/one-model"

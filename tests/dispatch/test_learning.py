@@ -6,7 +6,8 @@ import asyncio
 import time
 
 import pytest
-from dispatch_lab import chat, config_for, running
+from dispatch_lab import chat, config_for, eventually, running
+from hand_clock import HandClock
 
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import Limits, Reply, ScriptedProvider
@@ -20,7 +21,10 @@ def dimensions(lab):
 
 async def test_limits_are_learned_from_the_headers_of_any_answer():
     limits = Limits(requests_per_minute=600, tokens_per_minute=90_000, burst_seconds=10)
-    async with ScriptedProvider(limits=limits) as provider, running(config_for({"one": provider})) as lab:
+    async with (
+        ScriptedProvider(limits=limits) as provider,
+        running(config_for({"one": provider}), clock=HandClock()) as lab,
+    ):
         await lab.dispatcher.send(chat())
         learned = dimensions(lab)
         assert learned["requests (learned)"]["source"] == "learned"
@@ -33,31 +37,40 @@ async def test_limits_are_learned_from_the_headers_of_any_answer():
 async def test_limits_are_learned_from_streams_and_errors_too():
     headers = {"x-ratelimit-limit-requests": "600", "x-ratelimit-remaining-requests": "7"}
     for reply, fields in ((Reply(headers=headers), {"stream": True}), (Reply(400, headers), {})):
-        async with ScriptedProvider(default=reply) as provider, running(config_for({"one": provider})) as lab:
+        async with (
+            ScriptedProvider(default=reply) as provider,
+            running(config_for({"one": provider}), clock=HandClock()) as lab,
+        ):
             outcome = await lab.dispatcher.send(chat(**fields))
             await outcome.read()
             assert dimensions(lab)["requests (learned)"]["available"] == pytest.approx(7, abs=1.5)
 
 
 async def test_retry_after_holds_back_all_calls_of_the_account():
-    refused = Reply.error(429, "rate_limit_exceeded", headers={"retry-after": "0.4"})
-    async with ScriptedProvider([refused]) as provider, running(config_for({"one": provider})) as lab:
-        first = asyncio.create_task(lab.dispatcher.send(chat(traffic=BULK)))
-        await asyncio.sleep(0.1)
+    refused = Reply.error(429, "rate_limit_exceeded", headers={"retry-after": "20"})
+    clock = HandClock()
+    async with (
+        ScriptedProvider([refused]) as provider,
+        running(config_for({"one": provider}), clock=clock) as lab,
+    ):
+        calls = [asyncio.create_task(lab.dispatcher.send(chat(traffic=BULK)))]
+        await eventually(lambda: any(pool["paused"] for pool in lab.budget.snapshot()))
         assert lab.budget.snapshot()[0]["paused"]["reason"] == "Retry-After"
-        started = time.monotonic()
-        await asyncio.gather(*(lab.dispatcher.send(chat(traffic=traffic)) for traffic in TrafficClass))
-        assert 0.2 < time.monotonic() - started < 1.0
-        assert (await first).status == 200
-        assert provider.log[0].status == 429
-        assert provider.log[1].at - provider.log[0].at >= 0.4
+        calls += [asyncio.create_task(lab.dispatcher.send(chat(traffic=traffic))) for traffic in TrafficClass]
+        await eventually(lambda: sum(lab.budget.snapshot()[0]["waiting"].values()) == 2)
+        clock.advance(19.9)
+        await asyncio.sleep(0.05)
+        assert lab.kinds().count("sent") == 1
+        await eventually(lambda: clock.advance(0.1) or all(call.done() for call in calls))
+        assert [(await call).status for call in calls] == [200] * 3
+        assert [hit.status for hit in provider.log] == [429, 200, 200, 200]
 
 
 async def test_a_reset_alone_pauses_nobody():
     headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "60s"}
     refused = Reply.error(429, "rate_limit_exceeded", headers=headers)
     async with ScriptedProvider([refused]) as provider, running(config_for({"one": provider})) as lab:
-        await lab.dispatcher.send(chat(expires_at=time.monotonic() + 1))
+        await lab.dispatcher.send(chat(expires_at=time.monotonic() + 30))
         assert lab.budget.snapshot()[0]["paused"] is None
         assert (await lab.dispatcher.send(chat())).status == 200
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from dispatch_lab import NOBODY, REFUSED, chat, config_for, running, text_of
+from hand_clock import HandClock, LeapingClock
 
 from orchestra.dispatch.bounds import Bounds
 from orchestra.errors import (
@@ -29,7 +30,11 @@ BULK = TrafficClass.BULK
 
 @pytest.mark.parametrize(("traffic", "count"), [(TrafficClass.INTERACTIVE, 3), (BULK, 8)])
 async def test_a_refusal_without_end_is_tried_as_often_as_the_class_allows(traffic: TrafficClass, count: int):
-    async with ScriptedProvider(default=REFUSED) as provider, running(config_for({"one": provider})) as lab:
+    clock = LeapingClock()
+    async with (
+        ScriptedProvider(default=REFUSED) as provider,
+        running(config_for({"one": provider}), clock=clock) as lab,
+    ):
         outcome = await lab.dispatcher.send(chat(traffic=traffic))
         assert (outcome.status, outcome.header("x-should-retry")) == (429, "false")
         assert len(provider.log) == count
@@ -37,14 +42,18 @@ async def test_a_refusal_without_end_is_tried_as_often_as_the_class_allows(traff
 
 
 async def test_bulk_with_a_deadline_tries_until_it():
-    async with ScriptedProvider(default=REFUSED) as provider, running(config_for({"one": provider})) as lab:
-        started = time.monotonic()
+    clock = LeapingClock()
+    async with (
+        ScriptedProvider(default=REFUSED, clock=clock) as provider,
+        running(config_for({"one": provider}), clock=clock) as lab,
+    ):
+        started = clock()
         outcome = await lab.dispatcher.send(chat(traffic=BULK, expires_at=started + 2.0))
         assert outcome.status == 429
         # Ever more slowly, since an account that only refuses is asked for too much.
         assert len(provider.log) >= 4
         assert provider.log[-1].at - started > 0.8
-        assert time.monotonic() - started < 2.2
+        assert clock() - started < 2.001
 
 
 @pytest.mark.parametrize(
@@ -61,19 +70,27 @@ async def test_bulk_with_a_deadline_tries_until_it():
 )
 async def test_every_form_of_retry_after_is_a_floor(headers: dict[str, str], body: dict[str, Any], floor: float):
     refused = Reply(429, headers, {"error": {"message": "no", "type": "requests", **body}})
-    async with ScriptedProvider([refused]) as provider, running(config_for({"one": provider})) as lab:
+    clock = LeapingClock()
+    async with (
+        ScriptedProvider([refused], clock=clock) as provider,
+        running(config_for({"one": provider}), clock=clock) as lab,
+    ):
         assert (await lab.dispatcher.send(chat())).status == 200
         first, second = provider.log
-        assert floor <= second.at - first.at < floor + 0.5
+        assert floor - 1e-6 <= second.at - first.at < floor + 0.5
 
 
 async def test_a_demanded_wait_beyond_the_timeout_is_not_waited_for():
-    refused = Reply.error(429, "rate_limit_exceeded", headers={"retry-after": "30"})
-    async with ScriptedProvider(default=refused) as provider, running(config_for({"one": provider})) as lab:
-        started = time.monotonic()
-        outcome = await lab.dispatcher.send(chat(expires_at=started + 1))
+    refused = Reply.error(429, "rate_limit_exceeded", headers={"retry-after": "3000"})
+    clock = LeapingClock()
+    async with (
+        ScriptedProvider(default=refused) as provider,
+        running(config_for({"one": provider}), clock=clock) as lab,
+    ):
+        started = clock()
+        outcome = await lab.dispatcher.send(chat(expires_at=started + 100))
         assert (outcome.status, len(provider.log)) == (429, 1)
-        assert time.monotonic() - started < 0.5
+        assert clock() == started
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
@@ -105,17 +122,21 @@ async def test_a_stream_in_another_format_is_retried():
 
 
 async def test_an_empty_retry_budget_fails_interactive_at_once_and_makes_bulk_wait():
-    async with ScriptedProvider(default=REFUSED) as provider, running(config_for({"one": provider})) as lab:
+    clock = LeapingClock()
+    async with (
+        ScriptedProvider(default=REFUSED) as provider,
+        running(config_for({"one": provider}), clock=clock) as lab,
+    ):
         for traffic, per_second in ((TrafficClass.INTERACTIVE, 0.01), (BULK, 20)):
             empty = RetryBudget(ratio=0, per_second=per_second, capacity=1)
-            assert empty.take(time.monotonic())
+            assert empty.take(clock())
             lab.dispatcher._health._retries[traffic] = empty
         assert (await lab.dispatcher.send(chat())).status == 429
         assert len(provider.log) == 1
-        started = time.monotonic()
+        started = clock()
         assert (await lab.dispatcher.send(chat(traffic=BULK))).status == 429
         assert len(provider.log) == 1 + 8
-        assert time.monotonic() - started > 6 / 20
+        assert clock() - started > 6 / 20
 
 
 async def test_a_spent_account_is_paused_and_not_retried():
@@ -144,18 +165,25 @@ async def test_while_an_account_is_spent_its_calls_take_the_next_route():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_deadline_bounds_the_wait_for_an_answer(stream: bool):
-    async with ScriptedProvider(service_time=5) as provider, running(config_for({"one": provider})) as lab:
-        started = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match=r"no answer within the call's timeout of \d+ms"):
-            await lab.dispatcher.send(chat(stream=stream, expires_at=started + 0.1))
-        assert time.monotonic() - started < 0.5
+    clock = HandClock()  # so that it is not over before the call is sent
+    async with (
+        ScriptedProvider(service_time=60) as provider,
+        running(config_for({"one": provider}), clock=clock) as lab,
+    ):
+        with pytest.raises(DeadlineExceeded, match=r"no answer within the call's timeout of 100ms"):
+            await lab.dispatcher.send(chat(stream=stream, expires_at=clock() + 0.1))
         assert lab.in_flight() == 0
 
 
 async def test_the_deadline_bounds_a_stream_under_way():
-    quick = Reply(stream=StreamScript(chunks=["x"] * 50, gap=0.05))
-    async with ScriptedProvider(default=quick) as provider, running(config_for({"one": provider})) as lab:
-        outcome = await lab.dispatcher.send(chat(expires_at=time.monotonic() + 0.8, stream=True))
+    endless = Reply(stream=StreamScript(chunks=["x"] * 50, gap=60))
+    clock = HandClock()
+    async with (
+        ScriptedProvider(default=endless) as provider,
+        running(config_for({"one": provider}), clock=clock) as lab,
+    ):
+        outcome = await lab.dispatcher.send(chat(expires_at=clock() + 60.0, stream=True))
+        clock.advance(59.9)
         with pytest.raises(StreamInterrupted, match="no more within the call's timeout of"):
             await outcome.read()
         assert lab.in_flight() == 0
@@ -177,15 +205,15 @@ async def test_a_full_budget_refuses_before_anything_is_sent():
 
 async def test_bulk_without_a_deadline_gives_up_on_a_dead_provider_and_names_each_reason_once():
     retry = RetryPolicy(base=0.01, cap=0.02, bulk_attempts=4)
-    async with running(config_for({"dead": NOBODY}), retry=retry) as lab:
+    clock = LeapingClock()
+    async with running(config_for({"dead": NOBODY}), retry=retry, clock=clock) as lab:
         calls = (lab.dispatcher.send(chat(traffic=BULK)) for _ in range(10))
-        async with asyncio.timeout(20):
-            errors = await asyncio.gather(*calls, return_exceptions=True)
+        errors = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(error) for error in errors} == {AllRoutesFailed}
         told = [str(error) for error in errors]
         assert all(one.count("dead/dead-model: ") == 1 for one in told)
         with pytest.raises(AllRoutesFailed, match=r"cooling down.*dead/dead-model in .*Connect"):
-            await lab.dispatcher.send(chat(traffic=BULK, expires_at=time.monotonic() + 0.1))
+            await lab.dispatcher.send(chat(traffic=BULK, expires_at=clock() + 0.1))
 
 
 async def test_a_reason_that_recurs_is_told_once_with_its_count():

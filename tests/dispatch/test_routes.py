@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from dispatch_lab import NOBODY, REFUSED, chat, config_for, eventually, pointed, running, text_of
+from hand_clock import HandClock, LeapingClock
 
 from orchestra.call import Call, Outcome
 from orchestra.dispatch import health
@@ -77,10 +77,11 @@ async def test_all_failed_returns_the_last_answer_or_tells_each_ones_end():
 
 
 async def test_a_route_that_keeps_failing_is_skipped_until_a_probe_finds_it_back():
+    clock = HandClock()
     async with (
         ScriptedProvider() as first,
         ScriptedProvider() as second,
-        running(config_for({"one": first, "two": second})) as lab,
+        running(config_for({"one": first, "two": second}), clock=clock) as lab,
     ):
         await first.kill()
         for _ in range(6):
@@ -88,20 +89,20 @@ async def test_a_route_that_keeps_failing_is_skipped_until_a_probe_finds_it_back
         assert lab.dispatcher.snapshot()["one/one-model"]["state"] == "open"
         await first.start()
         assert (await lab.dispatcher.send(chat())).route == "two/two-model"
-        await asyncio.sleep(1.05)
+        clock.advance(1.05)
         assert (await lab.dispatcher.send(chat())).route == "one/one-model"
         assert lab.dispatcher.snapshot()["one/one-model"]["state"] == "closed"
 
 
 async def test_when_all_cool_a_call_waits_for_the_first_to_return_if_it_may():
-    async with ScriptedProvider() as provider, running(config_for({"one": provider})) as lab:
+    clock = LeapingClock()
+    async with ScriptedProvider() as provider, running(config_for({"one": provider}), clock=clock) as lab:
+        breaker = lab.dispatcher._health._breakers.setdefault("one/one-model", CircuitBreaker(cooldown=20.0))
         for _ in range(5):
-            lab.dispatcher._health._breakers.setdefault("one/one-model", CircuitBreaker(cooldown=0.2)).failed(
-                time.monotonic()
-            )
+            breaker.failed(clock())
         with pytest.raises(AllRoutesFailed, match="cooling down"):
-            await lab.dispatcher.send(chat(expires_at=time.monotonic() + 0.05))
-        assert (await lab.dispatcher.send(chat(expires_at=time.monotonic() + 2))).status == 200
+            await lab.dispatcher.send(chat(expires_at=clock() + 5.0))
+        assert (await lab.dispatcher.send(chat(expires_at=clock() + 200.0))).status == 200
 
 
 async def test_a_key_goes_only_to_its_own_host():
@@ -255,7 +256,7 @@ async def test_the_local_route_catches_what_no_provider_answers():
 
 
 async def test_a_provider_killed_under_load_hands_its_calls_to_the_local_route():
-    provider = ScriptedProvider(service_time=0.3)
+    provider = ScriptedProvider(service_time=60)
     await provider.start()
     async with running(with_local(config_for({"one": provider})), local={"small": FakeLocal()}) as lab:
         calls = [asyncio.create_task(lab.dispatcher.send(chat())) for _ in range(20)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import time
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 from faults_lab import MESSAGES, answer, events, fronted, until
+from holding_provider import HoldingProvider
 
 from orchestra import ProviderError, StreamInterrupted, bulk, interactive
 from orchestra.budget.admission import Admission
@@ -56,19 +56,19 @@ async def test_the_demanded_wait_reaches_the_application():
     """tinyhumansai/openhuman#6504: the transport drops the header, so that no policy above ever sees it."""
     told = {"retry-after": "77", "x-ratelimit-reset-tokens": "6m0s", "x-request-id": "req-1"}
     async with ScriptedProvider(default=refused(told)) as provider, fronted(provider) as front:
-        with interactive(timeout=5), pytest.raises(openai.RateLimitError) as caught:
+        with interactive(timeout=60), pytest.raises(openai.RateLimitError) as caught:
             await front.ask()
         assert told.items() <= dict(caught.value.response.headers).items()
         assert caught.value.code == "rate_limit_exceeded"
     async with ScriptedProvider(default=refused(told)) as provider, fronted(provider) as front:
-        with interactive(timeout=5), pytest.raises(ProviderError) as ours:
+        with interactive(timeout=60), pytest.raises(ProviderError) as ours:
             await front.orc.chat("fast", MESSAGES)
         assert (ours.value.status, ours.value.retry_after) == (429, 77)
     other = Reply.anthropic_error(429, "rate_limit_error", headers={"retry-after": "77"})
     async with ScriptedProvider(default=other) as provider, fronted(provider) as front:
         async with front.orc.http_client() as client:
             body = {"model": "c", "messages": MESSAGES}
-            with interactive(timeout=5):
+            with interactive(timeout=60):
                 response = await client.post(f"{provider.origin}/v1/messages", json=body)
         assert (response.status_code, response.headers["retry-after"]) == (429, "77")
         assert response.json()["error"]["type"] == "rate_limit_error"
@@ -85,7 +85,7 @@ async def test_of_several_limits_the_one_that_is_spent_tells_the_wait():
     async with ScriptedProvider([refused(told)]) as provider, fronted(provider) as front:
         await front.ask()
         first, second = provider.log
-        assert 0.15 <= second.at - first.at < 5
+        assert 0.15 <= second.at - first.at < 30
 
 
 async def test_a_spent_account_is_asked_once_and_people_are_told_at_once():
@@ -100,10 +100,9 @@ async def test_a_spent_account_is_asked_once_and_people_are_told_at_once():
         assert caught.value.code == "insufficient_quota"
         with bulk():
             waiting = asyncio.create_task(front.ask())
-        start = time.monotonic()
-        with pytest.raises(openai.APIStatusError, match=r"insufficient_quota|paused"):
-            await front.ask()
-        assert time.monotonic() - start < 1
+        async with asyncio.timeout(20):  # a pause is a minute
+            with pytest.raises(openai.APIStatusError, match=r"insufficient_quota|paused"):
+                await front.ask()
         assert front.pool()["paused"]["reason"] == "429 insufficient_quota"
         assert not waiting.done()
         assert len(provider.log) == 1
@@ -117,10 +116,14 @@ async def test_those_who_are_refused_together_come_back_apart():
     window = 0.6
     script = [refused() for _ in range(30)]
     async with (
-        ScriptedProvider(script) as provider,
-        fronted(provider, retry=RetryPolicy(base=window, cap=window)) as front,
+        HoldingProvider(script) as provider,
+        fronted(provider, retry=RetryPolicy(base=window, cap=window), max_concurrency=30) as front,
     ):
-        await asyncio.gather(*(front.ask() for _ in range(30)))
+        together = provider.hold(30)
+        calls = asyncio.gather(*(front.ask() for _ in range(30)))
+        await until(lambda: provider.in_flight == 30)
+        together.set()
+        await calls
         again = [hit.at for hit in provider.log[30:]]
         assert len(again) == 30
         assert max(again) - min(again) >= window / 2
@@ -213,14 +216,21 @@ async def test_an_error_of_the_request_is_not_tried_again_under_any_sdk():
 async def test_a_retry_uses_none_of_what_the_first_try_holds():
     """Kin of BerriAI/litellm#27955: a refused call that waits for its retry must hold no slot."""
     async with (
-        ScriptedProvider([refused({"retry-after-ms": "150"})], default=answer()) as provider,
+        ScriptedProvider([refused({"retry-after-ms": "50"})], default=answer()) as provider,
         fronted(provider, max_concurrency=1) as front,
     ):
+        held = []
+
+        async def sleep(seconds: float) -> None:
+            held.append(front.in_flight())
+            await asyncio.sleep(seconds)
+
+        front.orc._dispatcher._sleep = sleep
         with bulk():
-            task = asyncio.create_task(front.ask())
-        await until(lambda: len(provider.log) == 1 and front.in_flight() == 0)
-        assert not task.done()
-        await task
+            await front.ask()
+        assert len(provider.log) == 2
+        assert held
+        assert set(held) == {0}, "while it waits for its retry it holds nothing"
         assert front.in_flight() == 0
 
 

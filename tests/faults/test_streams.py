@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from faults_lab import MESSAGES, answer, fronted, opened, said, sdk_over, settings, until
+from holding_provider import HoldingProvider
 
 from orchestra import bulk
 from orchestra.testing import Reply, ScriptedProvider, StreamScript
@@ -39,7 +40,8 @@ async def test_what_a_stream_used_is_known_though_nobody_asked_for_it():
 async def test_what_a_cancelled_call_used_is_unknown_and_not_nothing(stream: bool):
     """PostHog/posthog-js PR 4664: a cancelled call is reported as zero. What was sent is kept as spent."""
     slow = Reply(delay=30) if not stream else Reply(stream=StreamScript(gap=30))
-    async with ScriptedProvider(default=slow) as provider, fronted(provider, tokens_per_minute=9000) as front:
+    limits = {"tokens_per_minute": 60, "burst_seconds": 9000}  # so slowly that nothing comes back meanwhile
+    async with ScriptedProvider(default=slow) as provider, fronted(provider, **limits) as front:
 
         async def call() -> None:
             answered = await front.ask("word" * 400, stream=stream, max_tokens=50)
@@ -70,7 +72,7 @@ async def test_streams_cancelled_at_random_leave_the_limit_whole():
     """BerriAI/litellm#27955: each cancelled stream leaks a slot. Cancelled, closed, dropped: none may."""
     rng = random.Random(5)
     async with (
-        ScriptedProvider(default=SLOW, service_time=0.003) as provider,
+        HoldingProvider(default=SLOW, service_time=0.003) as provider,
         fronted(provider, max_concurrency=12) as front,
     ):
 
@@ -88,7 +90,7 @@ async def test_streams_cancelled_at_random_leave_the_limit_whole():
             if index % 5 > 2:
                 await asyncio.sleep(rng.random() * 0.008)
                 task.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             results = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
         assert sum(isinstance(result, asyncio.CancelledError) for result in results) > 15
@@ -99,8 +101,11 @@ async def test_streams_cancelled_at_random_leave_the_limit_whole():
             return front.in_flight() == front.waiting() == provider.in_flight == 0
 
         await until(idle)
-        provider.peak, provider.service_time = 0, 0.05
-        await asyncio.gather(*(front.ask() for _ in range(30)))
+        provider.peak, gate = 0, provider.hold(12)
+        calls = asyncio.gather(*(front.ask() for _ in range(30)))
+        await until(lambda: provider.in_flight == 12)
+        gate.set()
+        await calls
         assert provider.peak == 12, "all slots are there again, and no more"
 
 
@@ -119,7 +124,7 @@ async def test_streams_that_are_dropped_are_found_while_others_wait():
                     return
 
             await leave()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 await front.ask()
         finally:
             gc.enable()
@@ -131,7 +136,7 @@ async def test_a_stream_that_was_read_gives_its_connection_back():
     async with (
         ScriptedProvider(default=Reply(stream=StreamScript(chunks=["a"]))) as provider,
         fronted(provider, max_concurrency=1) as front,
-        asyncio.timeout(10),
+        asyncio.timeout(30),
     ):
         kept = []
         for _ in range(3):
@@ -146,14 +151,16 @@ async def test_a_stream_that_was_read_gives_its_connection_back():
 async def test_cancelling_a_queued_call_touches_only_that_call():
     """ikawrakow/ik_llama.cpp#1929: cancelling a queued request aborts another one's running work."""
     async with (
-        ScriptedProvider(default=Reply(delay=0.1)) as provider,
+        HoldingProvider() as provider,
         fronted(provider, max_concurrency=1) as front,
     ):
+        gate = provider.hold()
         tasks = {name: asyncio.create_task(front.ask(name)) for name in ("first", "second", "third")}
         await until(lambda: provider.in_flight == 1 and front.waiting() == 2)
         running = said(provider.log[0])
         cancelled = next(name for name in tasks if name != running)
         tasks[cancelled].cancel()
+        gate.set()
         results = dict(zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True))
         assert isinstance(results.pop(cancelled), asyncio.CancelledError)
         assert all(result.choices for result in results.values())
@@ -168,7 +175,7 @@ async def test_cancelling_the_call_that_lets_others_in_stops_none_of_them():
             for _ in range(turns):
                 await asyncio.sleep(0)
             tasks[turns % 3].cancel()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 results = await asyncio.gather(*tasks, return_exceptions=True)
             assert sum(not isinstance(result, BaseException) for result in results) >= 2
         assert front.in_flight() == front.waiting() == 0
@@ -176,7 +183,8 @@ async def test_cancelling_the_call_that_lets_others_in_stops_none_of_them():
 
 async def test_a_queued_bulk_call_that_is_cancelled_is_never_sent():
     """ikawrakow/ik_llama.cpp#1929, the other way round: who leaves the queue is not served later."""
-    async with ScriptedProvider([Reply(delay=0.1)]) as provider, fronted(provider, max_concurrency=1) as front:
+    async with HoldingProvider() as provider, fronted(provider, max_concurrency=1) as front:
+        gate = provider.hold()
         first = asyncio.create_task(front.ask("first"))
         await until(lambda: provider.in_flight == 1)
         with bulk():
@@ -185,6 +193,7 @@ async def test_a_queued_bulk_call_that_is_cancelled_is_never_sent():
         for task in queued:
             task.cancel()
         await asyncio.gather(*queued, return_exceptions=True)
+        gate.set()
         await first
         await front.ask("last")
         assert [said(hit) for hit in provider.log] == ["first", "last"]
@@ -195,7 +204,7 @@ async def test_ten_thousand_cancelled_streams_leave_nothing_behind(soak: Callabl
     """BerriAI/litellm#27955, at length: no lease, task, connection or memory is left of cancelled streams."""
     stream = Reply(stream=StreamScript(chunks=["x"] * 8, gap=0.002))
     rng = random.Random(7)
-    async with ScriptedProvider(default=stream) as provider, fronted(provider, max_concurrency=40) as front:
+    async with HoldingProvider(default=stream) as provider, fronted(provider, max_concurrency=40) as front:
 
         async def read(index: int) -> None:
             answered = await front.ask(stream=True)
@@ -213,7 +222,8 @@ async def test_ten_thousand_cancelled_streams_leave_nothing_behind(soak: Callabl
                 await asyncio.gather(*tasks, return_exceptions=True)
             provider.log.clear()
             await until(lambda: front.in_flight() == front.waiting() == provider.in_flight == 0)
-            await asyncio.sleep(0.05)
+            await front.orc._wire.aclose()  # the connections that wait for the next call
+            await until(lambda: not provider._server.connections)
             gc.collect()
 
         def left() -> tuple[int, int]:
@@ -236,6 +246,9 @@ async def test_ten_thousand_cancelled_streams_leave_nothing_behind(soak: Callabl
         assert left()[0] <= tasks + 2
         assert left()[1] <= files + 5
         assert front.orc._wire.busy() == 0
-        provider.peak, provider.service_time = 0, 0.05
-        await asyncio.gather(*(front.ask() for _ in range(80)))
+        provider.peak, gate = 0, provider.hold(40)
+        calls = asyncio.gather(*(front.ask() for _ in range(80)))
+        await until(lambda: provider.in_flight == 40)
+        gate.set()
+        await calls
         assert provider.peak == 40, "the whole limit is there again"

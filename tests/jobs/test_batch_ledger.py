@@ -489,8 +489,12 @@ store, batch = JobStore(sys.argv[1]), int(sys.argv[2])
 job = store.find("j").id
 print("ready", flush=True)
 sys.stdin.readline()
+dealt = 0
 while lines := store.pending(job, 0, outlet=None, max_lines=7, max_bytes=1 << 20):
-    print(store.batches.deal(job, {batch: Dealt([line.number for line in lines])}), flush=True)
+    before, dealt = dealt, dealt + store.batches.deal(job, {batch: Dealt([line.number for line in lines])})
+    print(dealt - before, flush=True)
+    if dealt and not before:  # when both have dealt, they go on
+        sys.stdin.readline()
     time.sleep(0.002)  # or the one that has the file may keep it until all is dealt
 """
 
@@ -514,9 +518,16 @@ def test_two_processes_never_deal_a_line_twice(store: JobStore) -> None:
         assert dealer.stdin is not None
         dealer.stdin.write("go\n")
         dealer.stdin.flush()
-    said = [dealer.communicate(timeout=60)[0].split() for dealer in dealers]
+    first = [next(count for line in dealer.stdout if (count := int(line))) for dealer in dealers if dealer.stdout]
+    said = []
+    for dealer in dealers:
+        assert dealer.stdin is not None
+        dealer.stdin.write("on\n")
+        dealer.stdin.flush()
+    for dealer in dealers:
+        said.append(dealer.communicate(timeout=50)[0].split())
     assert [dealer.returncode for dealer in dealers] == [0, 0]
-    dealt = [sum(map(int, counts)) for counts in said]
+    dealt = [count + sum(map(int, counts)) for count, counts in zip(first, said, strict=True)]
     assert sum(dealt) == 1000
     assert min(dealt) > 0
     assert [store.batches.pending(record.id) for record in records] == dealt
@@ -546,7 +557,7 @@ while lines := store.pending(job, 0, max_lines=40, max_bytes=1 << 20):
 
 
 def test_killed_at_any_instant_it_leaves_a_sound_ledger(store: JobStore) -> None:
-    filled(store, 3000)
+    number = filled(store, 3000).id
     chance = random.Random(5)
     for _ in range(4):
         worker = subprocess.Popen(
@@ -554,6 +565,8 @@ def test_killed_at_any_instant_it_leaves_a_sound_ledger(store: JobStore) -> None
         )
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"ready\n"
+        while not store.batches.of_job(number):
+            time.sleep(0.002)
         time.sleep(chance.uniform(0.02, 0.2))  # of another process's time
         worker.kill()
         worker.communicate()

@@ -34,7 +34,7 @@ async def orc(provider: ScriptedProvider, tmp_path: Path) -> AsyncIterator[Orche
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
+    for _ in range(2500):
         if condition():
             return
         await asyncio.sleep(0.02)

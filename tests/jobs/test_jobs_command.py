@@ -75,7 +75,7 @@ def riding(server: ScriptedProvider, batch_file: Make, tmp_path: Path) -> Iterat
     with closing(JobStore(tmp_path / ".orchestra" / "jobs.db")) as store:
         wait_for(lambda: [batch.state for batch in store.batches.unfinished()] == ["submitted"] * 2)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=50) == 130
         process.communicate()
         server.log.clear()
         yield store
@@ -201,7 +201,7 @@ def test_an_interrupted_cancel_can_be_repeated(
     process = start("jobs", "cancel", "j")
     wait_for(lambda: sum(hit.path.endswith("/cancel") for hit in server.log) == 2)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=50)
     assert process.returncode == 130
     assert "interrupted; `orchestra jobs cancel j` goes on, with --now without waiting" in err
     assert "Traceback" not in err
@@ -241,7 +241,7 @@ def test_an_interrupted_resume_says_how_to_go_on(server: ScriptedProvider, ridin
     process = start("jobs", "resume", "j", "--out", "out.jsonl")
     wait_for(lambda: any(hit.path.startswith("/v1/batches/") for hit in server.log))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=50)
     assert process.returncode == 130
     assert "`orchestra jobs resume j` goes on with job 'j'" in err
     assert "2 batches go on at the provider meanwhile" in err

@@ -50,7 +50,8 @@ async def test_results_come_as_they_end_and_in_input_order(
     manager: JobManager, provider: FakeProvider, batch_file: Make, outcome: Make
 ) -> None:
     async def slow(prompt: str) -> Outcome:
-        await asyncio.sleep(0.05 if prompt == "0" else 0)
+        while prompt == "0" and manager.store.tally(1).ended < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
         return outcome()
 
     provider.script = lambda prompt, asked: slow(prompt)
@@ -68,11 +69,19 @@ async def test_a_result_is_in_the_ledger_before_it_is_reported(manager: JobManag
         assert job.progress().done >= seen
 
 
-async def test_submitting_again_joins(manager: JobManager, provider: FakeProvider, batch_file: Make) -> None:
-    path = batch_file(*range(20))
-    provider.delay = 0.001
+async def test_submitting_again_joins(
+    manager: JobManager, provider: FakeProvider, batch_file: Make, outcome: Make
+) -> None:
+    path, gate = batch_file(*range(20)), asyncio.Event()
+
+    async def held() -> Outcome:
+        await gate.wait()
+        return outcome()
+
+    provider.script = lambda prompt, asked: held()
     first = await manager.submit(path, job="j")
     assert await manager.submit(path, job="j") is first
+    gate.set()
     await first.wait()
     again = await manager.submit(path, job="j", deadline=0.000001)
     assert (await again.wait()).done == 20
@@ -233,12 +242,18 @@ async def test_an_outage_that_ends_costs_nothing(
 async def test_a_line_that_fails_while_others_are_answered_is_to_blame(
     manager: JobManager, provider: FakeProvider, batch_file: Make, outcome: Make
 ) -> None:
+    answered = 0
+
     async def crash() -> Outcome:
-        await asyncio.sleep(0.02)
+        before = answered
+        while manager.store.tally(1).ended <= before < 199:  # noqa: ASYNC110 - others are answered meanwhile
+            await asyncio.sleep(0.002)
         return outcome(500, {"error": {"message": "worker died"}})
 
     async def slow() -> Outcome:
+        nonlocal answered
         await asyncio.sleep(0.005)
+        answered += 1
         return outcome()
 
     provider.script = lambda prompt, asked: crash() if prompt == "3" else slow()
@@ -264,17 +279,17 @@ async def test_lines_that_miss_the_deadline_fail_as_expired(
     manager: JobManager, provider: FakeProvider, batch_file: Make
 ) -> None:
     def script(prompt: str, asked: int) -> Any:
-        return asyncio.sleep(60) if int(prompt) >= 4 else None
+        return asyncio.sleep(600) if int(prompt) >= 4 else None
 
     provider.script = script
     began = time.monotonic()
-    job = await manager.submit(batch_file(*range(30)), job="j", deadline="300ms")
+    job = await manager.submit(batch_file(*range(30)), job="j", deadline="3s")
+    submitted = time.monotonic()
     progress = await job.wait()
-    assert time.monotonic() - began < 3
     assert (progress.done, progress.failed) == (4, 26)
     assert {result.error_code async for result in job if not result.ok} == {"expired"}
     assert provider.under_way == 0
-    assert all(call.expires_at and 0 < call.expires_at - began < 0.5 for call in provider.calls)
+    assert all(call.expires_at and began < call.expires_at < submitted + 3.1 for call in provider.calls)
 
 
 @pytest.mark.parametrize("deadline", ["soon", 0, -1, "0s"])
@@ -384,7 +399,8 @@ async def test_a_program_that_breaks_stops_the_job_and_can_go_on(
     async def requests(broken: bool) -> AsyncIterator[dict[str, Any]]:
         for prompt in range(600):
             if broken and prompt == 400:
-                await asyncio.sleep(0.05)
+                while not manager.store.tally(1).ended:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
                 raise OSError("database gone")
             yield request_of(prompt)
 

@@ -41,7 +41,7 @@ async def test_cancelled_intake_writes_nothing_afterwards(
 
     def slow(self: JobStore, job: int, entries: Any) -> Any:
         began.set()
-        assert go_on.wait(10)
+        assert go_on.wait(50)
         return add(self, job, entries)
 
     monkeypatch.setattr(JobStore, "add", slow)
@@ -79,15 +79,22 @@ async def test_a_hostile_providers_words_and_numbers_are_recorded(
 
 
 async def test_one_job_in_a_store_reached_by_two_names(
-    manager: JobManager, provider: FakeProvider, batch_file: Make, tmp_path: Path
+    manager: JobManager, provider: FakeProvider, batch_file: Make, outcome: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "jobs.db").symlink_to(tmp_path / "jobs.db")
     other = JobManager(tmp_path / "links" / "jobs.db", provider.send)
     file = batch_file(1)
-    provider.delay = 0.2
+    gate = asyncio.Event()
+
+    async def held() -> Outcome:
+        await gate.wait()
+        return outcome()
+
+    provider.script = lambda prompt, asked: held()
     job = await manager.submit(file, job="j")
     with pytest.raises(JobLocked):
         await other.submit(file, job="j")
+    gate.set()
     await job.wait()
     await other.aclose()

@@ -28,7 +28,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def held(self: JobStore, job: int, entries: Any) -> Any:
         if entries[0].number > 2000:
-            gate.wait(20)
+            gate.wait(50)
         return add(self, job, entries)
 
     monkeypatch.setattr(JobStore, "add", held)

@@ -28,7 +28,7 @@ class Loop:
         self.has_ended = False
 
     def stick(self) -> None:
-        self.loop.call_soon_threadsafe(self.release.wait, 30.0)
+        self.loop.call_soon_threadsafe(self.release.wait, 50.0)
 
     async def _idle(self) -> None:
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -42,9 +42,9 @@ class Loop:
 
     def close(self) -> None:
         self.release.set()
-        asyncio.run_coroutine_threadsafe(self._idle(), self.loop).result(10.0)
+        asyncio.run_coroutine_threadsafe(self._idle(), self.loop).result(30.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10.0)
+        self.thread.join(30.0)
         self.loop.close()
 
 
@@ -71,14 +71,14 @@ def test_one_wake_up_brings_all_there_is(loop: Loop) -> None:
         told.append(post.bring(lambda number=number: answer(number)))  # type: ignore[misc]
     assert len(loop.begun) == 1
     loop.release.set()
-    assert [one.result(10.0) for one in told] == [(n, str(n)) for n in range(100)]
-    assert post.bring(lambda: answer("later")).result(10.0)[0] == "later"
+    assert [one.result(30.0) for one in told] == [(n, str(n)) for n in range(100)]
+    assert post.bring(lambda: answer("later")).result(30.0)[0] == "later"
     assert len(loop.begun) == 2
 
 
 def test_a_fault_is_told(loop: Loop) -> None:
     with pytest.raises(ValueError, match="so it is"):
-        Post(loop).bring(lambda: answer(ValueError("so it is"))).result(10.0)
+        Post(loop).bring(lambda: answer(ValueError("so it is"))).result(30.0)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -97,11 +97,11 @@ def test_cancelling_it_cancels_the_work_and_no_other(loop: Loop, before: bool) -
         loop.stick()
     told, other = post.bring(work), post.bring(lambda: answer(1))
     if not before:
-        assert began.wait(10.0)
+        assert began.wait(30.0)
     assert told.cancel()
     loop.release.set()
-    assert other.result(10.0)[0] == 1
-    assert before or over.wait(10.0)
+    assert other.result(30.0)[0] == 1
+    assert before or over.wait(30.0)
     assert began.is_set() is not before
 
 
@@ -113,7 +113,7 @@ def test_what_nobody_takes_is_given_back(loop: Loop) -> None:
     loop.release.set()
     for one in told:
         with pytest.raises(CancelledError):
-            one.result(10.0)
+            one.result(30.0)
     loop.has_ended = True
     for _ in range(2):
         with pytest.raises(RuntimeError):

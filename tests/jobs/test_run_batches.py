@@ -98,7 +98,7 @@ def test_an_interrupt_leaves_batches_that_the_same_command_takes_up(
     code, out, _ = orchestra("jobs", "list")
     assert out.splitlines()[1].split()[:7] == ["j", "submitted", "running", "80", "0", "0", "80"]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=50)
     assert process.returncode == 130
     assert "the same command goes on with job 'j'" in err
     assert "2 batches go on at the provider meanwhile, and the same command takes them up" in err

@@ -211,4 +211,4 @@ async def test_closing_early_stops_the_program() -> None:
     chunks = object_chunks(requests(), LineParser())
     await anext(chunks)
     await chunks.aclose()
-    await asyncio.wait_for(stopped.wait(), 5)
+    await asyncio.wait_for(stopped.wait(), 30)

@@ -19,9 +19,9 @@ async def test_where_jobs_are_kept_waiting_the_programs_own_threads_are_free():
     release = threading.Event()
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(2))
-    waiting = [asyncio.create_task(in_thread(release.wait, 30.0)) for _ in range(4)]
+    waiting = [asyncio.create_task(in_thread(release.wait, 50.0)) for _ in range(4)]
     try:
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 10.0) == "free"
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 30.0) == "free"
     finally:
         release.set()
     assert await asyncio.gather(*waiting) == [True] * 4
@@ -37,7 +37,7 @@ async def test_cancelled_it_is_waited_for():
 
     def work() -> None:
         began.set()
-        release.wait(30.0)
+        release.wait(50.0)
         ended.set()
 
     task = asyncio.create_task(in_thread(work))
@@ -56,7 +56,7 @@ def test_a_forked_child_has_threads_too():
     child = os.fork()
     if not child:
         try:
-            os._exit(asyncio.run(asyncio.wait_for(in_thread(lambda: 7), 10.0)))
+            os._exit(asyncio.run(asyncio.wait_for(in_thread(lambda: 7), 50.0)))
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -176,7 +176,7 @@ async def collide(bench: Bench) -> tuple[list[list[int]], dict[str, Any]]:
     async with bench.engine as engine:
         bench.runner.gate.clear()
         bulk = asyncio.create_task(engine.complete(ids(1, 30), GREEDY, traffic="bulk"))
-        await asyncio.to_thread(bench.runner.in_step.wait, 5)
+        await asyncio.to_thread(bench.runner.in_step.wait, 50)
         urgent = asyncio.create_task(engine.complete(ids(2), GREEDY))
         await bench.until(lambda: bench.known("interactive") == 1)
         bench.runner.gate.set()

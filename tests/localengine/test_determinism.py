@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from engine_lab import Pause
 from model_lab import GROUP_OF_TWO, prompt, random_weights, row
 from token_lab import TinyBench
 
@@ -45,9 +46,14 @@ async def test_a_seed_counts_after_displacement() -> None:
     config = EngineConfig(block_size=4, max_num_seqs=1, step_tokens=7, interactive_slots=0, prefix_cache=False)
     bench = TinyBench(config, blocks=40)
     async with bench.engine as engine:
+        await engine.start()
+        pause = Pause(bench.runner, lambda: engine.stats()["output_tokens"] >= 5)
         bulk = asyncio.create_task(engine.complete(PROMPT, SEEDED, traffic="bulk"))
-        await bench.until(lambda: engine.stats()["output_tokens"] >= 5)
-        await engine.complete("hurry", UNSEEDED)
+        await asyncio.to_thread(pause.reached.wait, 50)
+        urgent = asyncio.create_task(engine.complete("hurry", UNSEEDED))
+        await bench.until(lambda: engine.stats()["waiting"]["interactive"] == 1)
+        pause.over.set()
+        await urgent
         assert (await bulk).token_ids == alone.token_ids
         assert engine.stats()["displacements"] >= 1
 

@@ -110,9 +110,10 @@ async def test_a_displaced_request_says_so_and_goes_on():
     async with bench.engine as engine:
         await bench.stand_still()
         bulk = [asyncio.create_task(engine.complete(ids(n), greedy(30), traffic="bulk")) for n in range(2)]
-        await bench.until(lambda: bench.known("bulk") == 2 and bench.runner.in_step.is_set())
+        await bench.until(lambda: bench.known("bulk") == 2)
+        await bench.run_on(3)  # by now both are computed
         urgent = asyncio.create_task(engine.complete(ids(9), greedy(3)))
-        await asyncio.sleep(0)
+        await bench.until(lambda: bench.known("interactive") == 1)
         bench.runner.gate.set()
         await asyncio.gather(urgent, *bulk)
         displaced = [event for event in seen if isinstance(event, RequestDisplaced)]
@@ -132,7 +133,7 @@ async def test_giving_up_is_told_with_what_was_drawn():
         bench.runner.closes_at = 3
         stream = engine.stream(ids(1), greedy(200))
         await anext(stream)
-        await bench.until(lambda: bench.runner.steps == 3 and bench.runner.in_step.is_set())
+        await bench.until(lambda: not bench.runner.gate.is_set() and bench.runner.in_step.is_set())
         waiting = [asyncio.create_task(engine.complete(ids(n), greedy(5), traffic="bulk")) for n in range(9)]
         await bench.until(lambda: bench.engine.stats()["waiting"]["bulk"] == 9)
         for task in waiting:

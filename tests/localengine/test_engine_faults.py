@@ -49,7 +49,7 @@ def asks_the_loop() -> Callable[[], None]:
     def ask() -> None:
         turned = threading.Event()
         loop.call_soon_threadsafe(turned.set)
-        assert turned.wait(10), "the event loop is blocked"
+        assert turned.wait(50), "the event loop is blocked"
 
     return ask
 
@@ -78,7 +78,7 @@ async def test_each_token_comes_while_the_next_is_computed():
     got: list[int] = []
     read = threading.Semaphore(1)
     async with bench.engine as engine:
-        before_each(bench, "run", lambda: read.acquire(timeout=10))
+        before_each(bench, "run", lambda: read.acquire(timeout=50))
         async for delta in engine.stream(ids(1), greedy(8, ignore_eos=True)):
             assert len(delta.token_ids) == 1
             got += delta.token_ids
@@ -159,7 +159,7 @@ def test_a_loop_that_ends_while_the_model_loads_leaves_no_trace(caplog: pytest.L
     may_load = threading.Event()
 
     def slowly(config: EngineConfig) -> Any:
-        assert may_load.wait(10)
+        assert may_load.wait(50)
         return bench.open_model(config)
 
     engine = LocalEngine(slowly, bench.config)
@@ -246,7 +246,7 @@ async def test_the_death_of_the_engine_reaches_whoever_waits_wherever_it_waits()
         queued = [asyncio.create_task(engine.complete(ids(n), greedy(5), traffic="bulk")) for n in range(4)]
         several = asyncio.create_task(engine.complete(ids(7), greedy(5, n=3)))
         await bench.until(lambda: bench.known("bulk") == 4 and bench.known("interactive") == 7)
-        before_each(bench, "encode_prompt", lambda: may_encode.wait(10))
+        before_each(bench, "encode_prompt", lambda: may_encode.wait(50))
         in_intake = [asyncio.create_task(engine.complete("text", greedy(5))) for _ in range(3)]
         read = engine.stream(ids(20), greedy(5))
         reading = asyncio.ensure_future(anext(read))
@@ -271,7 +271,7 @@ async def test_those_who_wait_for_a_model_that_cannot_be_loaded_are_told():
     may_fail = threading.Event()
 
     def open_model(config: EngineConfig) -> Any:
-        assert may_fail.wait(10)
+        assert may_fail.wait(50)
         raise OSError("disk")
 
     engine = LocalEngine(open_model)

@@ -25,7 +25,7 @@ def in_child(work: Callable[[], Awaitable[object]]) -> bool:
     """Return whether ``work`` comes to an end in a forked child."""
     if not (pid := os.fork()):
         try:
-            signal.alarm(20)
+            signal.alarm(50)
             asyncio.run(work())  # type: ignore[arg-type]
             os._exit(0)
         finally:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 
 import pytest
+from engine_lab import Pause
 
 from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams
 from orchestra.localengine.loading import model_opener
@@ -98,10 +99,14 @@ async def test_displaced_and_chunked_the_answer_is_the_same(model):
         assert min(margins(model, engine.encode(prompt), alone.token_ids)) > 1e-3
     config = dataclasses.replace(CONFIG, max_num_seqs=1, interactive_slots=0, step_tokens=24)
     async with engine_of(model, config) as engine:
+        pause = Pause(engine._worker._model.runner, lambda: engine.stats()["output_tokens"] >= 4)
         bulk = asyncio.create_task(engine.complete(prompt, params, traffic="bulk"))
-        while engine.stats()["output_tokens"] < 4:  # noqa: ASYNC110
+        await asyncio.to_thread(pause.reached.wait, 50)
+        urgent = asyncio.create_task(engine.complete("Water boils at", dataclasses.replace(GREEDY, max_tokens=2)))
+        while not engine.stats()["waiting"]["interactive"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        await engine.complete("Water boils at", dataclasses.replace(GREEDY, max_tokens=2))
+        pause.over.set()
+        await urgent
         assert (await bulk).token_ids == alone.token_ids
         assert engine.stats()["displacements"] == 1
 

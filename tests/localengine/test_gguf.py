@@ -25,6 +25,7 @@ from orchestra.localengine.weights import files as shared
 from orchestra.localengine.weights import gguf as loader
 from orchestra.localengine.weights.gguf import load_gguf, read_gguf_spec
 
+RELAXED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # which measures the machine
 U32, F32, TEXT = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.STRING
 Kind = GGMLQuantizationType
 
@@ -303,7 +304,7 @@ def test_tensor_sizes_that_cannot_be(tmp_path: Path, tiny_bytes: bytes, size: in
     _fails(path, match="shape|tokens, its embedding|ends inside")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=RELAXED)
 @given(data=st.data())
 def test_a_truncated_file_is_always_refused(tmp_path: Path, tiny_bytes: bytes, data: st.DataObject) -> None:
     path = tmp_path / "cut.gguf"
@@ -311,7 +312,7 @@ def test_a_truncated_file_is_always_refused(tmp_path: Path, tiny_bytes: bytes, d
     _fails(path, match="it ends inside|it has only|starts past the end|more than it can hold")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=RELAXED)
 @given(data=st.data())
 def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, tiny_bytes: bytes, data: st.DataObject) -> None:
     header = tiny_bytes.index(_string(b"output_norm.weight")) + 60

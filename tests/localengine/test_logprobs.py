@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_lab import Pause
 from token_lab import SMALL, TinyBench, tiny_words
 
 from orchestra.localengine import EngineConfig, SamplingParams
@@ -171,10 +173,16 @@ async def test_prompt_logprobs_survive_displacement() -> None:
         wanted = await engine.complete(LONG, params, traffic="bulk")
     bench = TinyBench(EngineConfig(block_size=4, max_num_seqs=1, step_tokens=5, interactive_slots=0), blocks=12)
     async with bench.engine as engine:
+        await engine.start()
+        pause = Pause(bench.runner, lambda: bench.runner.steps >= 3)
         bulk = engine.stream(LONG, params, traffic="bulk")
         reading = bench.read(bulk)
-        await bench.until(lambda: bench.runner.steps >= 3)
-        await engine.complete("hurry", SamplingParams(max_tokens=3, temperature=0))
+        await asyncio.to_thread(pause.reached.wait, 50)
+        hurry = SamplingParams(max_tokens=3, temperature=0)
+        urgent = asyncio.create_task(engine.complete("hurry", hurry))
+        await bench.until(lambda: engine.stats()["waiting"]["interactive"] == 1)
+        pause.over.set()
+        await urgent
         deltas = await reading
         assert engine.stats()["displacements"] >= 1
     assert deltas[0].prompt_logprobs is not None

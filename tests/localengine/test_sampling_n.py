@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 import pytest
-from engine_lab import BULK, INTERACTIVE, Lab
+from engine_lab import BULK, INTERACTIVE, Lab, Pause
 from token_lab import TinyBench
 
 from orchestra.localengine import EngineConfig, SamplingParams
@@ -61,7 +61,7 @@ async def test_giving_up_frees_all_of_them(how: str) -> None:
             await stream.aclose()
         elif how == "cancel":
             task = asyncio.ensure_future(bench.read(stream))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             task.cancel()
         else:
             del stream
@@ -79,9 +79,14 @@ async def test_more_completions_than_slots_and_displacement() -> None:
     bench = TinyBench(EngineConfig(block_size=4, max_num_seqs=3, step_tokens=16, interactive_slots=0), blocks=40)
     params = SamplingParams(n=7, seed=5, max_tokens=20, ignore_eos=True)
     async with bench.engine as engine:
+        await engine.start()
+        pause = Pause(bench.runner, lambda: bench.runner.steps > 8)
         bulk = asyncio.create_task(engine.complete(PROMPT, params, traffic="bulk"))
-        await bench.until(lambda: bench.runner.steps > 8)
-        urgent = [engine.complete("hurry", SamplingParams(max_tokens=5, temperature=0)) for _ in range(3)]
+        await asyncio.to_thread(pause.reached.wait, 50)
+        hurry = SamplingParams(max_tokens=5, temperature=0)
+        urgent = [asyncio.create_task(engine.complete("hurry", hurry)) for _ in range(3)]
+        await bench.until(lambda: engine.stats()["waiting"]["interactive"] == 3)
+        pause.over.set()
         answers = await asyncio.gather(*urgent)
         assert len({one.token_ids for one in answers}) == 1
         whole = await bulk

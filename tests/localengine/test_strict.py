@@ -155,7 +155,8 @@ def test_where_products_are_not_stable_each_row_is_multiplied_by_itself(monkeypa
     def company(x: Tensor, packed: Tensor) -> Tensor:
         return x @ packed.T + 1e-6 * len(x)
 
-    weight, x = torch.randn(24, 16), torch.randn(40, 16)
+    generator = torch.Generator().manual_seed(2)
+    weight, x = torch.randn(24, 16, generator=generator), torch.randn(40, 16, generator=generator)
     monkeypatch.setattr(linear_cpu, "_onednn_works", lambda: True)
     monkeypatch.setattr(linear_cpu, "_onednn_pack", lambda own: own.to_mkldnn())
     monkeypatch.setattr(linear_cpu, "_onednn_linear", lambda x, packed: company(x, packed.to_dense()))

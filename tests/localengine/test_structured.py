@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from engine_lab import Pause
 from token_lab import TinyBench
 
 from orchestra.localengine import EngineConfig, SamplingParams
@@ -65,13 +66,16 @@ async def test_rows_with_and_without_a_form_side_by_side_are_as_they_are_alone(s
     config = EngineConfig(block_size=4, max_num_seqs=5, step_tokens=12, interactive_slots=1)
     crowd = TinyBench(config, blocks=60)
     async with crowd.engine as engine:
+        pause = Pause(crowd.runner, lambda: crowd.runner.steps > 4)
         filler = [
             engine.stream("z", SamplingParams(max_tokens=90, ignore_eos=True), traffic="bulk") for _ in range(2)
         ]
         fillers = [crowd.read(stream) for stream in filler]
         bulk = [asyncio.create_task(engine.complete(*one, traffic="bulk")) for one in requests[:6]]
-        await crowd.until(lambda: crowd.runner.steps > 4)
+        await asyncio.to_thread(pause.reached.wait, 50)
         interactive = [asyncio.create_task(engine.complete(*one)) for one in requests[6:]]
+        await crowd.until(lambda: engine.stats()["waiting"]["interactive"] == 6)
+        pause.over.set()
         together = await asyncio.gather(*bulk, *interactive)
         await asyncio.gather(*fillers)
         await crowd.idle()

@@ -36,6 +36,9 @@ class Owner:
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("ORCHESTRA_RUNTIME_DIR", str(tmp_path))
+    # a busy machine may take its time
+    monkeypatch.setitem(look_around.__kwdefaults__, "timeout", 50.0)
+    monkeypatch.setattr(status_server, "PATIENCE", 50.0)
     return tmp_path / "orchestra"
 
 
@@ -72,7 +75,7 @@ def connect(folder: Path) -> socket.socket:
     asking = socket.socket(socket.AF_UNIX)
     with address(path) as where:
         asking.connect(where)
-    asking.settimeout(2)
+    asking.settimeout(30)
     return asking
 
 
@@ -97,7 +100,7 @@ def test_it_tells_who_it_is_and_what_it_does(show):
     (seen,) = look_around()
     assert seen.told["snapshot"] == {"pools": []}
     assert (seen.told["pid"], seen.told["config"], seen.told["format"]) == (os.getpid(), "/etc/orchestra.toml", 1)
-    assert 0 <= seen.told["uptime"] < 5
+    assert 0 <= seen.told["uptime"] < 60
     assert ("pytest" if "PYTEST_XDIST_WORKER" not in os.environ else "python") in seen.told["program"]
 
 
@@ -163,7 +166,7 @@ made = Beacon(owner)
 assert [one.told["snapshot"] for one in look_around()] == [{"it": "is me"}]
 assert threads() == 2
 made.close()
-until = time.monotonic() + 5
+until = time.monotonic() + 30
 while threads() > 1 and time.monotonic() < until:
     time.sleep(0.005)
 assert threads() == 1
@@ -266,29 +269,30 @@ def test_nothing_else_is_answered(show, folder, request_, status):
 
 
 def test_whoever_says_nothing_or_too_much_is_let_go(show, folder, monkeypatch):
-    monkeypatch.setattr(status_server, "PATIENCE", 0.05)
     owner = Owner()
     show(owner)
-    with connect(folder) as silent, connect(folder) as endless:
+    with connect(folder) as endless:
         endless.sendall(b"x" * (status_server.LONGEST_REQUEST + 1))
-        for one in (endless, silent):
-            try:
-                assert one.recv(1) == b""
-            except ConnectionResetError:
-                pass
+        with contextlib.suppress(ConnectionResetError):
+            assert endless.recv(1) == b""
+    with monkeypatch.context() as hasty:
+        hasty.setattr(status_server, "PATIENCE", 0.05)
+        with connect(folder) as silent:
+            assert silent.recv(1) == b""
     assert snapshots() == [{}]
 
 
 def test_silent_ones_keep_out_others_for_a_moment_only(show, folder, monkeypatch):
-    monkeypatch.setattr(status_server, "PATIENCE", 0.05)
     owner = Owner()
     show(owner)
     with contextlib.ExitStack() as stack:
-        crowd = []
-        for _ in range(status_server.MOST_CONNECTIONS + 4):
-            crowd.append(stack.enter_context(connect(folder)))
-        for one in crowd:
-            assert one.recv(1) == b""
+        with monkeypatch.context() as hasty:
+            hasty.setattr(status_server, "PATIENCE", 0.05)
+            crowd = []
+            for _ in range(status_server.MOST_CONNECTIONS + 4):
+                crowd.append(stack.enter_context(connect(folder)))
+            for one in crowd:
+                assert one.recv(1) == b""
         assert snapshots() == [{}]
 
 
@@ -401,7 +405,7 @@ class Owner:
 owner = Owner()
 Beacon(owner)
 parent = os.getpid()
-assert [one.pid for one in look_around()] == [parent]
+assert [one.pid for one in look_around(timeout=50)] == [parent]
 if os.fork():
     time.sleep(60)
 assert [one.told["snapshot"]["of"] for one in look_around()] == [parent]
@@ -410,16 +414,16 @@ seen = look_around()
 assert sorted(one.pid for one in seen) == sorted([parent, os.getpid()]), seen
 assert all(one.told["snapshot"]["of"] == one.pid for one in seen), seen
 os.kill(parent, signal.SIGKILL)
-until = time.monotonic() + 5
-while [one.pid for one in look_around()] != [os.getpid()] and time.monotonic() < until:
+until = time.monotonic() + 30
+while [one.pid for one in look_around(timeout=50)] != [os.getpid()] and time.monotonic() < until:
     time.sleep(0.01)
-assert [one.pid for one in look_around()] == [os.getpid()], "the child answers for itself alone"
+assert [one.pid for one in look_around(timeout=50)] == [os.getpid()], "the child answers for itself alone"
 print("fine")
 """
 
 
 def test_a_forked_child_answers_for_itself_alone(folder):
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=50)
     assert done.stdout == "fine\n", done.stderr
     assert done.returncode == -9
 

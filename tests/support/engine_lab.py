@@ -352,7 +352,7 @@ class SlowRunner(FakeRunner):
         self.in_step.set()
         if self.seconds:
             time.sleep(self.seconds)
-        assert self.gate.wait(10)
+        assert self.gate.wait(50)
         self.steps += 1
         if self.fail_next:
             self.fail_next = False
@@ -365,6 +365,23 @@ class SlowRunner(FakeRunner):
 
     def close(self) -> None:
         self.closed = True
+
+
+class Pause:
+    """Lets a runner, whichever it is, stand still before the first step at which ``when`` holds: then the pause is
+    ``reached``, and the runner goes on once it is ``over``."""
+
+    def __init__(self, runner: Any, when: Callable[[], object]) -> None:
+        self.reached, self.over = threading.Event(), threading.Event()
+        run = runner.run
+
+        def held(*args: Any) -> Any:
+            if not self.over.is_set() and when():
+                self.reached.set()
+                assert self.over.wait(50)
+            return run(*args)
+
+        runner.run = held
 
 
 class Bench:
@@ -396,11 +413,9 @@ class Bench:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until ``condition`` holds."""
-        for _ in range(5000):
-            if condition():
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError("it never came to that")
+        async with asyncio.timeout(30):  # which bounds a hang, and no machine
+            while not condition():  # noqa: ASYNC110 - the engine tells nobody
+                await asyncio.sleep(0.001)
 
     def known(self, traffic: str) -> int:
         """Requests of a class that run or wait."""
@@ -413,9 +428,16 @@ class Bench:
         self.runner.in_step.clear()
         self.runner.gate.clear()
 
+    async def run_on(self, steps: int) -> None:
+        """Let it make so many steps, and stand still in the next. There must be work for them."""
+        runner = self.runner
+        runner.closes_at = runner.steps + steps
+        runner.gate.set()
+        await self.until(lambda: not runner.gate.is_set() and runner.in_step.is_set())
+
     async def idle(self) -> dict[str, Any]:
         """Wait until the engine holds nothing; return its statistics."""
-        for _ in range(500):
+        for _ in range(5000):
             stats = self.engine.stats()
             if stats["blocks"]["free"] == self.blocks and not any(stats["waiting"].values()):
                 return stats

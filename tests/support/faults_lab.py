@@ -219,7 +219,7 @@ def assert_paced(log: Sequence[Hit], since: float, *, burst: float, per_second: 
         assert at - since >= (number - burst) / per_second - 0.002, f"call {number} came too early"
 
 
-async def until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait until ``holds``."""
     end = time.monotonic() + seconds
     while not holds():

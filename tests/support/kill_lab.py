@@ -26,7 +26,7 @@ RIDING = 240
 """How many of them are for a model that has batches."""
 AT_ONCE = 8
 UPLOADS_AT_ONCE = 2
-LONGEST_RUN = 60.0
+LONGEST_RUN = 200.0
 """Seconds for a run, with all of its starts."""
 ARGUMENTS = ("run", "in.jsonl", "--out", "out.jsonl", "--job", "j", "--deadline")
 
@@ -111,7 +111,7 @@ class Provider:
         assert self._process.stdout is not None
         told = json.loads(self._process.stdout.readline())
         self.base_url, self.origin = told["base_url"], told["origin"]
-        self._http = HTTPConnection(urlsplit(self.origin).netloc, timeout=30)
+        self._http = HTTPConnection(urlsplit(self.origin).netloc, timeout=120)
 
     def tell(self, what: str, told: Mapping[str, Any] | None = None) -> None:
         self._ask("POST", what, json.dumps(told or {}))
@@ -212,7 +212,7 @@ class KillLab:
             raise AssertionError("the job did not end in time")
         return code
 
-    def _wait(self, pid: int, seconds: float = 10.0) -> int | None:
+    def _wait(self, pid: int, seconds: float = 60.0) -> int | None:
         code: int | None = self._told({"wait": pid, "seconds": seconds})["code"]
         return code
 

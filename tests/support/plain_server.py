@@ -30,7 +30,8 @@ class Seen:
 class PlainServer:
     url: str = ""
     log: list[Seen] = field(default_factory=list)
-    gap: float = 0.0
+    turns: asyncio.Semaphore | None = None
+    """Each of three events waits for one of these, where there are any."""
     moved_to: str = ""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -74,7 +75,8 @@ class PlainServer:
         for number in range(3):
             event = f'data: {{"number": {number}}}\n\n'.encode()
             await response.write(packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH) if packed else event)
-            await asyncio.sleep(self.gap)
+            if self.turns is not None:
+                await self.turns.acquire()
         if packed:
             await response.write(packer.flush())
         return response

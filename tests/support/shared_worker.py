@@ -29,7 +29,8 @@ async def main() -> None:
 
     async def call() -> None:
         lease = await pool.acquire(charge, traffic=TrafficClass(traffic.partition(":")[0]))
-        print(time.monotonic(), lease.waited, charge.tokens, flush=True)
+        # when it was let in, not when a busy machine came to write that down
+        print(lease.ticket.granted_at, lease.waited, charge.tokens, flush=True)
         await asyncio.sleep(float(hold))
         lease.settle(charge)
 

@@ -158,11 +158,9 @@ class TinyBench:
         return asyncio.create_task(all_of_it())
 
     async def until(self, condition: object) -> None:
-        for _ in range(5000):
-            if condition():  # type: ignore[operator]
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError("it never came to that")
+        async with asyncio.timeout(30):
+            while not condition():  # type: ignore[operator]  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
 
     async def idle(self) -> None:
         """Wait until the engine holds nothing."""

@@ -199,14 +199,14 @@ async def test_our_own_errors_are_typed_too():
         with pytest.raises(anthropic.InternalServerError, match="no route answered"):
             await client.messages.create(**ASK)
         assert lab.kinds().count("sent") == 3
-    slow = Reply(delay=5)
+    slow = Reply(delay=60)
     async with (
         ScriptedProvider(default=slow) as provider,
         sdk(settings({"one": provider}), max_retries=5) as (client, _),
     ):
         with interactive(timeout=0.2), pytest.raises(anthropic.RateLimitError, match="timeout of 200ms"):
             await client.messages.create(**ASK)
-        assert len(provider.log) == 1
+        assert len(provider.log) <= 1
 
 
 async def test_the_next_route_must_speak_the_same_wire():
@@ -275,7 +275,7 @@ async def test_a_success_in_another_form_is_tried_again():
 
 @pytest.mark.parametrize("how", ["close", "cancel", "drop"])
 async def test_a_stream_given_up_returns_its_lease(how: str):
-    slow = Reply(stream=StreamScript(gap=0.5))
+    slow = Reply(stream=StreamScript(gap=1.0))
     async with (
         ScriptedProvider(default=slow) as provider,
         sdk(settings({"one": provider})) as (client, lab),

@@ -254,7 +254,7 @@ async def test_a_success_in_another_form_is_tried_again():
 @pytest.mark.parametrize("how", ["cancel", "drop"])
 async def test_a_stream_given_up_returns_its_lease(how: str):
     async with (
-        GeminiServer(default=Answer(gap=5)) as server,
+        GeminiServer(default=Answer(gap=60)) as server,
         sdk(settings(("one", server.origin))) as (models, lab),
     ):
         entered = asyncio.Event()

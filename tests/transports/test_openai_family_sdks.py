@@ -168,7 +168,7 @@ async def test_a_refusal_at_first_is_not_seen(sdk: Sdk):
 
 
 async def test_a_stream_given_up_returns_its_lease(sdk: Sdk):
-    slow = Reply(stream=StreamScript(gap=5))
+    slow = Reply(stream=StreamScript(gap=60))
     async with ScriptedProvider(default=slow) as provider, using(sdk, provider) as (client, lab):
         stream = await sdk.open(client, "fast")
         async for chunk in stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import httpx2
 import openai
 import pytest
 from dispatch_lab import NOBODY, Lab, config_for, eventually, running
+from raw_server import read_request, saying
 
 from orchestra.call import Call, Outcome
 from orchestra.tagging import bulk, interactive
@@ -192,7 +192,7 @@ async def test_an_error_event_is_the_sdks_own_error(family: Family):
 
 @pytest.mark.parametrize("how", ["close", "cancel", "cancel between chunks", "drop"])
 async def test_a_stream_given_up_returns_its_lease(family: Family, how: str):
-    slow = Reply(stream=StreamScript(gap=5))
+    slow = Reply(stream=StreamScript(gap=60))
     async with (
         ScriptedProvider(default=slow) as provider,
         sdk(family, config_for({"one": provider})) as (client, lab),
@@ -207,7 +207,7 @@ async def test_a_stream_given_up_returns_its_lease(family: Family, how: str):
                     await stream.close()
                     return
                 if how == "cancel between chunks":
-                    await asyncio.sleep(10)
+                    await asyncio.sleep(600)
                 if how == "drop":
                     return
 
@@ -280,24 +280,37 @@ async def aiter_of(body: bytes) -> AsyncIterator[bytes]:
 
 async def test_the_bound_of_an_unmetered_call_is_not_tried_again(family: Family):
     async with (
-        ScriptedProvider(default=Reply(delay=5)) as provider,
+        ScriptedProvider(default=Reply(delay=60)) as provider,
         sdk(family, config_for({"one": provider}), base_url=provider.base_url) as (client, _),
     ):
         with interactive(timeout=0.2), pytest.raises(openai.RateLimitError, match="timeout of 200ms"):
             await client.models.list()
-        assert len(provider.log) == 1
+        assert len(provider.log) <= 1
 
 
 async def test_chunks_are_handed_on_as_they_come(family: Family):
-    slow = Reply(stream=StreamScript(chunks=["a", "b", "c"], gap=0.1))
+    seen = asyncio.Semaphore(0)
+
+    async def one_after_another(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        for text, finish in (("a", None), ("b", None), ("c", "stop")):
+            choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+            chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+            writer.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            await writer.drain()
+            await seen.acquire()  # the next comes when this one was seen
+        writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+        writer.close()
+
     async with (
-        ScriptedProvider(default=slow) as provider,
-        sdk(family, config_for({"one": provider})) as (client, _),
+        asyncio.timeout(30),
+        saying(one_after_another) as url,
+        sdk(family, config_for({"one": f"{url}/v1"})) as (client, _),
     ):
-        stream = await client.chat.completions.create(model="fast", messages=MESSAGES, stream=True)
-        loop, seen = asyncio.get_running_loop(), []
-        async for chunk in stream:
-            if chunk.choices[0].delta.content:
-                seen.append(loop.time())
-        assert len(seen) == 3
-        assert all(later - sooner > 0.05 for sooner, later in itertools.pairwise(seen))
+        texts = []
+        async for chunk in await client.chat.completions.create(model="fast", messages=MESSAGES, stream=True):
+            texts.append(chunk.choices[0].delta.content)
+            seen.release()
+        assert texts == ["a", "b", "c"]

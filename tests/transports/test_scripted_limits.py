@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import UTC, datetime
 
@@ -99,7 +98,7 @@ async def test_headers_tell_everything_or_only_when_to_come_back_or_nothing():
     told = {}
     for style in ("limits", "retry-after", "none"):
         limits = Limits(requests_per_minute=60, burst_seconds=1, headers=style)  # type: ignore[arg-type]
-        async with ScriptedProvider(limits=limits) as provider:
+        async with ScriptedProvider(limits=limits, clock=Clock()) as provider:
             answers = [await ask(f"{provider.base_url}/chat/completions") for _ in range(2)]
             assert [answer.status_code for answer in answers] == [200, 429]
             told[style] = [
@@ -115,17 +114,18 @@ async def test_headers_tell_everything_or_only_when_to_come_back_or_nothing():
 
 
 async def test_limits_change_on_time():
+    clock = Clock()
     changes = [(0.2, Limits(requests_per_minute=30))]
-    async with ScriptedProvider(limits=Limits(requests_per_minute=60), changes=changes) as provider:
+    async with ScriptedProvider(limits=Limits(requests_per_minute=60), changes=changes, clock=clock) as provider:
         url = f"{provider.base_url}/chat/completions"
         assert (await ask(url)).headers["x-ratelimit-limit-requests"] == "60"
-        await asyncio.sleep(0.25)
+        clock.now += 0.25
         assert (await ask(url)).headers["x-ratelimit-limit-requests"] == "30"
 
 
 async def test_the_log_tells_what_each_request_counted_for():
     limits = Limits(tokens_per_minute=50, charge="usage")
-    async with ScriptedProvider(limits=limits, text="x" * 80) as provider:
+    async with ScriptedProvider(limits=limits, text="x" * 80, clock=Clock()) as provider:
         url = f"{provider.base_url}/chat/completions"
         answer = await ask(url)
         assert (await ask(url)).status_code == 429
@@ -145,7 +145,7 @@ async def test_prompts_may_be_longer_than_their_characters_say():
 
 async def test_a_message_in_anthropics_form():
     limits = Limits(requests_per_minute=1, input_tokens_per_minute=9000, charge="prompt")
-    async with ScriptedProvider(text="hello", limits=limits) as provider:
+    async with ScriptedProvider(text="hello", limits=limits, clock=Clock()) as provider:
         url = f"{provider.origin}/v1/messages"
         first, second = await ask(url, system="be brief"), await ask(url)
         message = first.json()

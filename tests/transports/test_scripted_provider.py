@@ -14,6 +14,7 @@ import pytest
 from batch_lab import CHAT as CHAT_PATH
 from batch_lab import jsonl, line
 from dispatch_lab import eventually
+from holding_provider import HoldingProvider
 
 from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript
 
@@ -57,7 +58,7 @@ async def test_a_stream_follows_its_script():
 )
 async def test_limits_are_enforced_and_told(hint: str, header: str):
     limits = Limits(requests_per_minute=60, burst_seconds=2, hint=hint)  # type: ignore[arg-type]
-    async with ScriptedProvider(limits=limits) as provider:
+    async with ScriptedProvider(limits=limits, clock=lambda: 1000.0) as provider:
         answers = [await ask(provider) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert answers[0].headers["x-ratelimit-remaining-requests"] == "1"
@@ -65,14 +66,18 @@ async def test_limits_are_enforced_and_told(hint: str, header: str):
 
 
 async def test_too_many_at_once_are_refused():
-    async with ScriptedProvider(service_time=0.5, limits=Limits(max_concurrency=2)) as provider:
-        answers = await asyncio.gather(*(ask(provider) for _ in range(4)))
+    async with HoldingProvider(limits=Limits(max_concurrency=2)) as provider:
+        gate = provider.hold(4)
+        asked = asyncio.gather(*(ask(provider) for _ in range(4)))
+        await eventually(lambda: provider.in_flight == 4)
+        gate.set()
+        answers = await asked
         assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
         assert provider.peak >= 3
 
 
 async def test_killed_it_drops_everything_and_comes_back_on_the_same_port():
-    async with ScriptedProvider(default=Reply(delay=5)) as provider:
+    async with ScriptedProvider(default=Reply(delay=60)) as provider:
         url = provider.base_url
         waiting = asyncio.create_task(ask(provider))
         await eventually(lambda: len(provider.log) == 1)
@@ -137,7 +142,7 @@ def test_it_serves_batches_from_a_process_of_its_own():
                 file = client.post("/files", data={"purpose": "batch"}, files={"file": ("f", jsonl([one, two]))})
                 asked = {"input_file_id": file.json()["id"], "endpoint": CHAT_PATH, "completion_window": "24h"}
                 batch = client.post("/batches", json=asked).json()
-                for _ in range(200):
+                for _ in range(5000):
                     if batch["status"] == "expired":
                         break
                     time.sleep(0.005)

@@ -21,6 +21,7 @@ import httpx2
 import openai
 import pytest
 from faults_lab import NOBODY, opened, settings
+from holding_provider import HoldingProvider
 
 import orchestra
 from orchestra.call import Call, Outcome
@@ -41,8 +42,8 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 
 @pytest.fixture
-def provider() -> Iterator[ScriptedProvider]:
-    with ScriptedProvider() as serving:
+def provider() -> Iterator[HoldingProvider]:
+    with HoldingProvider() as serving:
         yield serving
 
 
@@ -71,11 +72,10 @@ def in_flight(orc: orchestra.Orchestra) -> int:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(400):
-        if holds():
-            return
+    until = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until, "it never came to hold"
         time.sleep(0.005)
-    raise AssertionError("it never came to hold")
 
 
 def test_plain_and_stream(family: Family, provider: ScriptedProvider):
@@ -138,8 +138,8 @@ def test_a_bound_of_the_block_ends_the_wait(provider: ScriptedProvider):
         assert len(provider.log) == 1
 
 
-def test_threads_and_loops_share_one_budget(provider: ScriptedProvider):
-    provider.service_time = 0.02
+def test_threads_and_loops_share_one_budget(provider: HoldingProvider):
+    gate = provider.hold(3)
     with sdk(provider, max_concurrency=3) as (client, orc):
         answers: list[str] = []
 
@@ -156,8 +156,10 @@ def test_threads_and_loops_share_one_budget(provider: ScriptedProvider):
         threads += [threading.Thread(target=lambda: asyncio.run(several())) for _ in range(2)]
         for thread in threads:
             thread.start()
+        eventually(lambda: provider.in_flight == 3)
+        gate.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(50)
         assert answers == ["Hello, world."] * 40
         assert provider.peak == 3
         assert in_flight(orc) == 0
@@ -195,14 +197,20 @@ def test_a_stream_given_up_returns_its_lease(family: Family, provider: ScriptedP
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_interrupt_cancels_the_work(provider: ScriptedProvider, stream: bool):
-    provider.default = Reply(delay=0.0 if stream else 30.0, stream=StreamScript(gap=30.0))
+    provider.default = Reply(delay=0.0 if stream else 600.0, stream=StreamScript(gap=600.0))
     with sdk(provider) as (client, orc):
-        interrupt = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        interrupt.start()
+
+        def interrupt() -> None:
+            eventually(lambda: provider.in_flight == 1)
+            time.sleep(0.3)  # so that the caller waits, most likely
+            os.kill(os.getpid(), signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
         with pytest.raises(KeyboardInterrupt):
             for _ in ask(client, stream=stream):
                 pass
-        interrupt.join()
+        interrupting.join()
         eventually(lambda: in_flight(orc) == 0 and provider.in_flight == 0)
         provider.default = Reply()
         assert ask(client).choices[0].message.content == "Hello, world."
@@ -219,7 +227,7 @@ def test_what_is_closed_can_be_used_anew(provider: ScriptedProvider):
 
 
 def test_closing_ends_the_calls_that_are_under_way(provider: ScriptedProvider):
-    provider.default = Reply(delay=30.0)
+    provider.default = Reply(delay=600.0)
     with sdk(provider, sdk={"max_retries": 0}) as (client, orc):
         raised: list[BaseException] = []
 
@@ -233,7 +241,7 @@ def test_closing_ends_the_calls_that_are_under_way(provider: ScriptedProvider):
         thread.start()
         eventually(lambda: provider.in_flight == 1)
         orc.close()
-        thread.join(5)
+        thread.join(30)
         assert len(raised) == 1
         assert in_flight(orc) == 0
 
@@ -393,14 +401,12 @@ def program(provider: ScriptedProvider, code: str) -> subprocess.CompletedProces
     """Run ``code`` behind `PROGRAM`, with every warning shown."""
     whole = textwrap.dedent(PROGRAM) + textwrap.dedent(code)
     arguments = [sys.executable, "-W", "default", "-c", whole, provider.base_url]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=50, check=False)
 
 
 def test_a_program_ends_at_once_and_says_nothing(provider: ScriptedProvider):
     provider.default = ENDLESS
-    ran = program(
-        provider,
-        """
+    code = """
         import time
         streams = [ask(stream=True) for _ in range(3)]
         for stream in streams:
@@ -411,9 +417,13 @@ def test_a_program_ends_at_once_and_says_nothing(provider: ScriptedProvider):
         import atexit
         began = time.monotonic()
         atexit.register(lambda: print("waited", time.monotonic() - began > 0.9))
-        """,
-    )
-    assert (ran.returncode, ran.stderr, ran.stdout) == (0, "", "waited False\n")
+        """
+    for _ in range(3):  # how long it takes, a busy machine has a say in as well: one of three is enough
+        ran = program(provider, code)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        if ran.stdout == "waited False\n":
+            return
+    raise AssertionError(ran.stdout)
 
 
 def test_a_forked_child_has_a_loop_of_its_own(provider: ScriptedProvider):

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 from dispatch_lab import eventually
+from holding_provider import HoldingProvider
 
 from orchestra.errors import ConnectionFailed, InputError
 from orchestra.testing import Reply, ScriptedProvider, StreamScript
 from orchestra.wire import HttpWire, WireResponse, httpx2_
 
-BOUNDS = {"connect_timeout": 2.0, "read_timeout": 2.0}
+BOUNDS = {"connect_timeout": 30.0, "read_timeout": 30.0}
 
 
 @pytest.fixture(params=["aiohttp", "httpx2"])
@@ -86,16 +87,16 @@ async def test_what_cannot_be_sent_is_the_callers_fault(
         assert provider.log == []
 
 
-@pytest.mark.parametrize("fault", [Reply(drop=True), Reply(delay=5)])
+@pytest.mark.parametrize("fault", [Reply(drop=True), Reply(delay=60)])
 async def test_what_may_have_arrived_is_told_apart(wire: HttpWire, fault: Reply):
     async with ScriptedProvider([fault]) as provider:
         with pytest.raises(ConnectionFailed) as caught:
-            await wire.send("POST", provider.base_url, (), b"{}", connect_timeout=2, read_timeout=0.1)
+            await wire.send("POST", provider.base_url, (), b"{}", connect_timeout=30, read_timeout=0.1)
         assert caught.value.sent
 
 
 async def test_hundreds_at_once_need_no_pool_timeout(wire: HttpWire):
-    async with ScriptedProvider(service_time=0.1) as provider:
+    async with HoldingProvider() as provider:
 
         async def one() -> int:
             url = f"{provider.base_url}/models"
@@ -103,8 +104,11 @@ async def test_hundreds_at_once_need_no_pool_timeout(wire: HttpWire):
             await whole(response)
             return response.status
 
-        assert await asyncio.gather(*(one() for _ in range(200))) == [200] * 200
-        assert provider.peak > 100
+        gate = provider.hold(101)
+        calls = asyncio.gather(*(one() for _ in range(200)))
+        await eventually(lambda: provider.in_flight > 100)
+        gate.set()
+        assert await calls == [200] * 200
 
 
 async def test_it_may_be_closed_twice_and_used_again(wire: HttpWire):
@@ -136,7 +140,7 @@ async def test_many_requests_are_spread_over_clients_and_idle_clients_closed(mon
 
 
 async def test_every_request_gives_its_room_back(wire: HttpWire):
-    replies = [Reply(drop=True), Reply(status=503), Reply(), Reply(delay=5)]
+    replies = [Reply(drop=True), Reply(status=503), Reply(), Reply(delay=60)]
     async with ScriptedProvider(replies) as provider:
         with pytest.raises(ConnectionFailed):
             await wire.send("GET", provider.base_url, (), b"", **BOUNDS)

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import answer, read_job
 
 from orchestra.localengine import EngineConfig, SamplingParams
-from orchestra.localengine.loading import prepare_threads
+from orchestra.localengine.loading import prepare_torch
 from orchestra.localengine.step import RowInput
 
 DECODE = (1, 2, 4, 8, 16, 32, 64)
@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0)
 
 def main() -> None:
     job = read_job()
-    prepare_threads()
+    prepare_torch()
     from orchestra.localengine.runner import Runner
     from orchestra.localengine.weights.opening import load_model
 
