@@ -49,7 +49,7 @@ class EngineConfig:
     ``scheduler``: who is served when. ``classes`` is the one to use: all that is said above about interactive and
     bulk is its doing. The others are there for comparison, and reserve, bound and share nothing: ``priority``
     admits interactive requests first, ``fcfs`` all in order of arrival, and ``static`` computes one batch to its
-    end before it takes the next (see `orchestra.localengine.schedulers`).
+    end before it takes the next (see `orchestra.localengine.scheduling.schedulers`).
 
     Raises ValueError, naming the setting, where a value is outside its range.
     """

@@ -16,13 +16,13 @@ from typing import Any, Literal, Self
 from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.errors import EngineClosed
 from orchestra.localengine.events import EventBus, Subscriber
-from orchestra.localengine.intake import encode, is_quick, take_in
-from orchestra.localengine.loading import LoadedModel, model_opener
-from orchestra.localengine.own_process import is_own_process, require_own_process
 from orchestra.localengine.request import Completion, Delta, Prompt, SamplingParams
+from orchestra.localengine.service.intake import encode, is_quick, take_in
+from orchestra.localengine.service.loading import LoadedModel, model_opener
+from orchestra.localengine.service.own_process import is_own_process, require_own_process
+from orchestra.localengine.service.stream import DeltaStream, Ticket
+from orchestra.localengine.service.worker import Worker
 from orchestra.localengine.step_record import StepRecord
-from orchestra.localengine.stream import DeltaStream, Ticket
-from orchestra.localengine.worker import Worker
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["LocalEngine"]

@@ -43,8 +43,29 @@ FLOORS = {
     "__main__": 7,
 }
 
-# The folders of orchestra/jobs/: each imports from itself and those before it, what stands beside them from all.
-FOLDERS_OF_JOBS = ("ledger", "intake", "progress", "sending", "diversion", "awaited")
+# The folders of a package: each imports from itself and those before it, what stands beside them from all.
+FOLDERS = {
+    "orchestra.jobs": ("ledger", "intake", "progress", "sending", "diversion", "awaited"),
+    "orchestra.localengine": ("text", "models", "weights", "scheduling", "execution", "service", "quality"),
+}
+
+# Modules beside the folders that these are built on.
+GROUND: dict[str, set[str]] = {
+    "orchestra.jobs": set(),
+    "orchestra.localengine": {
+        *(
+            "capacity",
+            "config",
+            "errors",
+            "events",
+            "precision",
+            "request",
+            "sampling_params",
+            "step",
+            "step_record",
+        ),
+    },
+}
 
 # Houses, and packages from outside beside the standard library, that a house may import.
 ALLOWED = {
@@ -180,24 +201,28 @@ def test_no_import_runs_in_a_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_the_folders_of_jobs_import_one_another_one_way():
-    front = "orchestra.jobs"
+@pytest.mark.parametrize("front", FOLDERS)
+def test_the_folders_of_a_package_import_one_another_one_way(front: str):
+    depth = front.count(".") + 1
     folders = {
-        module.split(".")[2]
+        module.split(".")[depth]
         for module, path in MODULES.items()
         if module.startswith(f"{front}.") and path.name == "__init__.py"
     }
-    assert folders == set(FOLDERS_OF_JOBS), "give each folder of jobs/ its place in FOLDERS_OF_JOBS"
+    assert folders == set(FOLDERS[front]), f"give each folder of {front} its place in FOLDERS"
 
     def place(module: str) -> int:
-        folder = module.split(".")[2] if module != front else ""
-        return FOLDERS_OF_JOBS.index(folder) if folder in folders else len(folders)
+        name = module.split(".")[depth] if module != front else ""
+        if name in GROUND[front]:
+            return -1
+        return FOLDERS[front].index(name) if name in folders else len(folders)
 
     within = [
         found
         for found in IMPORTS
         if found.importer.startswith(f"{front}.") and f"{found.target}.".startswith(f"{front}.")
     ]
+    assert within
     assert [found.place for found in within if place(found.target) > place(found.importer)] == []
 
 
@@ -213,6 +238,6 @@ def test_the_engine_is_loaded_on_use_only():
 def test_the_planner_knows_neither_torch_nor_time():
     banned = {"torch", "time", "asyncio", "threading"}
     names = ("abandonment", "blocks", "draft", "plan", "schedulers", "state", "step_plan")
-    pure = {f"orchestra.localengine.{name}" for name in names}
+    pure = {f"orchestra.localengine.scheduling.{name}" for name in names}
     assert pure <= set(MODULES)
     assert [f.place for f in IMPORTS if f.importer in pure and f.target.partition(".")[0] in banned] == []

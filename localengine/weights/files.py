@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestra.localengine.capacity import available_memory, human, weight_bytes
 from orchestra.localengine.errors import ModelFileError
+from orchestra.localengine.models.capacity import available_memory, human, weight_bytes
 from orchestra.localengine.models.spec import ModelSpec
-from orchestra.localengine.tokenizer import Tokenizer
+from orchestra.localengine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import TypeVar
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from orchestra.localengine.tokenizer import Tokenizer, TokenKind
+from orchestra.localengine.text.tokenizer import Tokenizer, TokenKind
 from orchestra.localengine.weights.pieces import byte_level_piece, sentencepiece_piece
 
 __all__ = ["byte_level_bpe", "gguf_tokenizer", "sentencepiece_bpe"]

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestra.localengine.capacity import human
+from orchestra.localengine.models.capacity import human
 from orchestra.localengine.models.layout import EMBEDDING, HEAD, tensor_shapes
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.weights.fields import DAMAGED

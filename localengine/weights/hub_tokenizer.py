@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from orchestra.localengine.tokenizer import Tokenizer, TokenKind
+from orchestra.localengine.text.tokenizer import Tokenizer, TokenKind
 from orchestra.localengine.weights.fields import DAMAGED, Fields
 from orchestra.localengine.weights.pieces import byte_level_piece, sentencepiece_piece
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from orchestra.localengine.tokenizer import TokenKind
+from orchestra.localengine.text.tokenizer import TokenKind
 
 __all__ = ["byte_level_piece", "sentencepiece_piece"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from orchestra.localengine.measurement import Measurement
     from orchestra.localengine.models.spec import ModelSpec
+    from orchestra.localengine.quality.measurement import Measurement
 
 __all__ = ["model_info"]
 
@@ -51,10 +51,10 @@ def model_info(
         return
 
     from orchestra.localengine.config import EngineConfig
-    from orchestra.localengine.loading import model_opener, prepare_torch
+    from orchestra.localengine.service.loading import model_opener, prepare_torch
 
     prepare_torch()
-    from orchestra.localengine.measurement import measure_model
+    from orchestra.localengine.quality.measurement import measure_model
 
     found = measure_model(
         model_opener(weights),
@@ -68,7 +68,8 @@ def model_info(
 
 
 def _facts(spec: ModelSpec, precision: Literal["float32", "int8"]) -> Iterator[tuple[str, str]]:
-    from orchestra.localengine.capacity import (
+    from orchestra.localengine.config import EngineConfig
+    from orchestra.localengine.models.capacity import (
         available_memory,
         human,
         kv_bytes_per_token,
@@ -76,7 +77,6 @@ def _facts(spec: ModelSpec, precision: Literal["float32", "int8"]) -> Iterator[t
         weight_bytes,
         weight_values,
     )
-    from orchestra.localengine.config import EngineConfig
 
     layers = f"{spec.num_layers}"
     if spec.sliding_layers:

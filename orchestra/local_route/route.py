@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestra.localengine import EngineConfig, LocalEngine
     from orchestra.localengine import request as engine_types
     from orchestra.localengine.events import Subscriber
-    from orchestra.localengine.stream import DeltaStream
+    from orchestra.localengine.service.stream import DeltaStream
 
 __all__ = ["LocalRoute", "open_engine"]
 

@@ -82,7 +82,7 @@ def test_info_of_a_folder(tmp_path, monkeypatch):
     ):
         assert part in done.stdout
     free = 40 * 10**9
-    monkeypatch.setattr("orchestra.localengine.capacity.available_memory", lambda: free)
+    monkeypatch.setattr("orchestra.localengine.models.capacity.available_memory", lambda: free)
     said = " ".join(CliRunner().invoke(app, ["model", "info", str(tmp_path)]).stdout.split())
     assert "Weights take 28.97 GB and the KV cache 1.07 GB" in said
     assert "The KV of its 32 layers with a window is kept for the whole context, too." in said
@@ -108,8 +108,10 @@ def test_info_in_int8_says_what_it_takes(request, monkeypatch):
 @pytest.mark.timeout(600)
 def test_info_measures_int8_against_float32(request, monkeypatch):
     monkeypatch.delenv("ORCHESTRA_CACHE")
-    monkeypatch.setattr("orchestra.localengine.measurement._OUTPUT_TOKENS", 10)  # a quarter, for time's sake
-    monkeypatch.setattr("orchestra.localengine.measurement._STEPS", 3)
+    monkeypatch.setattr(
+        "orchestra.localengine.quality.measurement._OUTPUT_TOKENS", 10
+    )  # a quarter, for time's sake
+    monkeypatch.setattr("orchestra.localengine.quality.measurement._STEPS", 3)
     request.getfixturevalue("model_path")
     done = CliRunner().invoke(app, ["model", "info", "smollm2-135m", "--precision", "int8", "--measure"])
     assert done.exit_code == 0, done.output

@@ -16,13 +16,13 @@ from token_lab import SPEC, TinyBench, random_weights
 from torch import Tensor
 
 from orchestra.localengine import EngineConfig, SamplingParams, abandonment
-from orchestra.localengine.abandonment import Abandonment
-from orchestra.localengine.apply import apply_plan
-from orchestra.localengine.cost import StepCost
-from orchestra.localengine.plan import plan_step
-from orchestra.localengine.runner import Runner
+from orchestra.localengine.execution.runner import Runner
+from orchestra.localengine.scheduling.abandonment import Abandonment
+from orchestra.localengine.scheduling.apply import apply_plan
+from orchestra.localengine.scheduling.cost import StepCost
+from orchestra.localengine.scheduling.plan import plan_step
 from orchestra.localengine.step import RowInput, StepAbandoned
-from orchestra.localengine.structure import Constraint
+from orchestra.localengine.text.structure import Constraint
 
 # round numbers: a step costs 10, a prefill token 1, a decode row 2
 COST = StepCost(base=10, per_prefill_token=1, per_decode_row=2, per_kv_token=0)

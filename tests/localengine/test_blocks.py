@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orchestra.localengine.blocks import BlockPool
+from orchestra.localengine.scheduling.blocks import BlockPool
 from orchestra.policies.traffic import TrafficClass
 
 BULK, INTERACTIVE = TrafficClass.BULK, TrafficClass.INTERACTIVE

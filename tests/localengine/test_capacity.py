@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestra.localengine import capacity
-from orchestra.localengine.capacity import (
+from orchestra.localengine.models import capacity
+from orchestra.localengine.models.capacity import (
     available_memory,
     default_kv_bytes,
     plan_capacity,
@@ -129,7 +129,7 @@ def test_layers_with_a_window_are_said_to_take_as_much() -> None:
 def test_it_needs_no_torch() -> None:
     """A host without the engine's libraries can plan what fits."""
     code = (
-        "import sys; sys.modules['torch'] = None; import orchestra.localengine.capacity as c; "
+        "import sys; sys.modules['torch'] = None; import orchestra.localengine.models.capacity as c; "
         "import orchestra.localengine.models.spec; print(c.available_memory() > 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_gguf import CONTROL, KINDS, MERGES, TOKENS
 
-from orchestra.localengine.chat_template import ChatTemplate
 from orchestra.localengine.errors import ModelFileError, PromptError
-from orchestra.localengine.tokenizer import Tokenizer, TokenKind
+from orchestra.localengine.text.chat_template import ChatTemplate
+from orchestra.localengine.text.tokenizer import Tokenizer, TokenKind
 from orchestra.localengine.weights.gguf_tokenizer import byte_level_bpe, gguf_tokenizer
 
 EXTRA = ("<|start|>", "<s>", "[INST]", "[/INST]", "<think>", "</think>")

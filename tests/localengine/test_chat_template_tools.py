@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from orchestra.localengine.chat_template import ChatTemplate
+from orchestra.localengine.text.chat_template import ChatTemplate
 
 SOURCE = (
     "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif %}"

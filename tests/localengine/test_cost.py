@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestra.localengine.cost import CostModel, StepCost, StepLoad
+from orchestra.localengine.scheduling.cost import CostModel, StepCost, StepLoad
 
 TRUTH = StepCost(base=0.02, per_prefill_token=0.0009, per_decode_row=0.0011, per_kv_token=2e-6)
 

@@ -14,8 +14,8 @@ from token_lab import TinyBench
 from orchestra.kernels.linear import int8_fault
 from orchestra.kernels.sampling import log_probabilities
 from orchestra.localengine import EngineConfig, SamplingParams
-from orchestra.localengine.runner import Runner
-from orchestra.localengine.sampler import draw_and_score
+from orchestra.localengine.execution.runner import Runner
+from orchestra.localengine.execution.sampler import draw_and_score
 
 PROMPT = "a text of some length, " * 2
 SEEDED = SamplingParams(max_tokens=20, temperature=1.0, seed=11, ignore_eos=True)

@@ -13,7 +13,7 @@ import pytest
 from engine_lab import Bench, heard
 
 from orchestra.localengine import EngineConfig, SamplingParams
-from orchestra.localengine.stream import DeltaBuffer
+from orchestra.localengine.service.stream import DeltaBuffer
 
 LONG = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=5, temperature=0)

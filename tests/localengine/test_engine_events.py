@@ -327,7 +327,7 @@ async def test_where_nobody_listens_no_event_is_made(monkeypatch: pytest.MonkeyP
         raise AssertionError("an event for nobody")
 
     for kind in (EngineStarted, StepRan, RequestQueued, RequestStarted, FirstToken, RequestFinished):
-        monkeypatch.setattr(f"orchestra.localengine.telemetry.{kind.__name__}", made)
+        monkeypatch.setattr(f"orchestra.localengine.service.telemetry.{kind.__name__}", made)
     async with Bench(SMALL).engine as engine:
         await engine.complete(ids(1), greedy(5))
 

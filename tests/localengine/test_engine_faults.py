@@ -17,7 +17,7 @@ from engine_lab import VOCABULARY, Bench, heard, oracle
 
 from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams
 from orchestra.localengine.errors import EngineClosed, EngineDied
-from orchestra.localengine.stream import DeltaStream
+from orchestra.localengine.service.stream import DeltaStream
 
 SMALL = EngineConfig(block_size=4, max_num_seqs=4, step_tokens=16, interactive_slots=1)
 

@@ -15,7 +15,7 @@ from engine_lab import BULK, INTERACTIVE, VOCABULARY, Lab
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestra.localengine.cost import StepCost
+from orchestra.localengine.scheduling.cost import StepCost
 from orchestra.policies.traffic import TrafficClass
 
 COST = StepCost(base=10, per_prefill_token=1, per_decode_row=2, per_kv_token=0.01)

@@ -9,7 +9,7 @@ import pytest
 from engine_lab import Pause
 
 from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams
-from orchestra.localengine.loading import model_opener
+from orchestra.localengine.service.loading import model_opener
 from orchestra.localengine.step import RowInput
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]

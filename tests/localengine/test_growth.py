@@ -7,8 +7,8 @@ from engine_lab import BULK, GREEDY, INTERACTIVE, Lab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra.localengine.growth import GrowthModel, peak_blocks
-from orchestra.localengine.sequence import Sequence
+from orchestra.localengine.scheduling.growth import GrowthModel, peak_blocks
+from orchestra.localengine.scheduling.sequence import Sequence
 from orchestra.policies.traffic import TrafficClass
 
 

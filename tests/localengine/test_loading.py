@@ -9,7 +9,7 @@ import sys
 import pytest
 
 _SIZES_OF_STEPS = """
-from orchestra.localengine.loading import prepare_torch
+from orchestra.localengine.service.loading import prepare_torch
 prepare_torch()
 import torch
 from orchestra.kernels.linear import linear, pack

@@ -15,7 +15,7 @@ from token_lab import SMALL, TinyBench, tiny_words
 
 from orchestra.localengine import EngineConfig, SamplingParams
 from orchestra.localengine.errors import ParameterError
-from orchestra.localengine.sampler import draw_and_score, score
+from orchestra.localengine.execution.sampler import draw_and_score, score
 from orchestra.localengine.step import DrawExtras
 
 VOCABULARY = 500

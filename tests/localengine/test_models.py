@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestra.localengine.capacity import kv_bytes_per_token, weight_values
+from orchestra.localengine.models.capacity import kv_bytes_per_token, weight_values
 from orchestra.localengine.models.layout import tensor_shapes
 from orchestra.localengine.models.rope import llama3_factors, yarn_factors, yarn_magnitude
 from orchestra.localengine.models.spec import LayerKind, ModelSpec, Rope

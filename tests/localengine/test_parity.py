@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from orchestra.kernels.linear import torch_cpu as linear_cpu
+from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import SamplingParams
-from orchestra.localengine.runner import Runner
 from orchestra.localengine.step import RowInput
 from orchestra.localengine.weights.opening import load_model
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from varied_texts import VARIED
 
-from orchestra.localengine.chat_template import ChatTemplate
-from orchestra.localengine.tokenizer import Tokenizer, TokenKind
+from orchestra.localengine.text.chat_template import ChatTemplate
+from orchestra.localengine.text.tokenizer import Tokenizer, TokenKind
 from orchestra.localengine.weights.container import read_container
 from orchestra.localengine.weights.gguf_tokenizer import gguf_tokenizer, sentencepiece_bpe
 from orchestra.localengine.weights.hub_tokenizer import hub_tokenizer

@@ -5,11 +5,11 @@ import itertools
 import pytest
 from engine_lab import BULK, GREEDY, INTERACTIVE, Lab, oracle
 
-from orchestra.localengine.apply import apply_plan, commit_step
-from orchestra.localengine.cost import StepCost
-from orchestra.localengine.plan import plan_step
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.step_plan import Hold
+from orchestra.localengine.scheduling.apply import apply_plan, commit_step
+from orchestra.localengine.scheduling.cost import StepCost
+from orchestra.localengine.scheduling.plan import plan_step
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.scheduling.step_plan import Hold
 
 # round numbers: a step costs 10, a prefill token 1, a decode row 2
 COST = StepCost(base=10, per_prefill_token=1, per_decode_row=2, per_kv_token=0)

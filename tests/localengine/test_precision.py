@@ -14,10 +14,10 @@ from token_lab import TinyBench
 from orchestra.kernels.linear import int8_fault
 from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams
 from orchestra.localengine.errors import EngineError
+from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.models.layout import EMBEDDING
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.precision import Precision
-from orchestra.localengine.runner import Runner
 
 NEEDS_INT8 = pytest.mark.skipif(int8_fault() is not None, reason=str(int8_fault()))
 
@@ -76,7 +76,7 @@ async def test_where_torch_has_none_it_says_so_before_anything_is_read(
 @pytest.mark.model
 @pytest.mark.timeout(300)
 async def test_the_small_model_in_int8(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "orchestra.localengine.loading")
+    caplog.set_level(logging.INFO, "orchestra.localengine.service.loading")
     config = EngineConfig(precision="int8", kv_bytes=64 << 20, threads=2)
     async with LocalEngine.load("smollm2-135m", config) as engine:
         answer = await engine.complete(

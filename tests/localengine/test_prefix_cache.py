@@ -12,11 +12,11 @@ import random
 import pytest
 from engine_lab import BULK, INTERACTIVE, Lab, oracle, tokens
 
-from orchestra.localengine.apply import apply_plan, commit_step
-from orchestra.localengine.cost import StepCost
-from orchestra.localengine.plan import plan_step
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.step_plan import Hold
+from orchestra.localengine.scheduling.apply import apply_plan, commit_step
+from orchestra.localengine.scheduling.cost import StepCost
+from orchestra.localengine.scheduling.plan import plan_step
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.scheduling.step_plan import Hold
 
 COST = StepCost(base=10, per_prefill_token=1, per_decode_row=2, per_kv_token=0.1)
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from orchestra.localengine import SamplingParams
 from orchestra.localengine.errors import ParameterError
+from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.request import Completion
-from orchestra.localengine.runner import Runner
 from orchestra.localengine.step import RowInput, RowOutput
 
 SIZE = 4

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestra.localengine.prefixes import PrefixTree
+from orchestra.localengine.scheduling.prefixes import PrefixTree
 
 SIZE = 4
 A, B, C = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from orchestra.kernels.linear import int8_fault
 from orchestra.localengine import EngineConfig
-from orchestra.localengine.measurement import measure_model
-from orchestra.localengine.quality import answers_of
+from orchestra.localengine.quality.comparison import answers_of
+from orchestra.localengine.quality.measurement import measure_model
 
 VOCABULARY = 8
 

@@ -61,7 +61,7 @@ async def test_a_step_that_fails_and_books_that_are_wrong_leave_nobody_waiting(
         def broken(*_: object) -> None:
             raise ValueError("wrong books")
 
-        monkeypatch.setattr("orchestra.localengine.state.SchedulerState.remove", broken)
+        monkeypatch.setattr("orchestra.localengine.scheduling.state.SchedulerState.remove", broken)
         calls[0].cancel()
         await asyncio.sleep(0)
         bench.runner.fail_next = True

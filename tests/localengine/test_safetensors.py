@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.errors import ModelFileError
-from orchestra.localengine.loading import model_opener
 from orchestra.localengine.request import SamplingParams
+from orchestra.localengine.service.loading import model_opener
 from orchestra.localengine.step import RowInput
 from orchestra.localengine.weights import files as shared
 from orchestra.localengine.weights.hub import load_hub_folder, read_hub_spec

@@ -1,7 +1,7 @@
 import torch
 
+from orchestra.localengine.execution.sampler import draw
 from orchestra.localengine.request import SamplingParams
-from orchestra.localengine.sampler import draw
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -123,7 +123,7 @@ async def test_one_that_fails_ends_the_others(monkeypatch: pytest.MonkeyPatch) -
             raise ValueError("no text")
 
         with monkeypatch.context() as patch:
-            patch.setattr("orchestra.localengine.text.TextAssembler._emit", broken)
+            patch.setattr("orchestra.localengine.text.assembler.TextAssembler._emit", broken)
             with pytest.raises(EngineError, match="could not be turned into text"):
                 await engine.complete(PROMPT, failing)
         await bench.idle()

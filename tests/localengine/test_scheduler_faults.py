@@ -10,8 +10,8 @@ import random
 import pytest
 from engine_lab import BULK, INTERACTIVE, Lab
 
-from orchestra.localengine.cost import CostModel, StepCost
-from orchestra.localengine.plan import plan_step
+from orchestra.localengine.scheduling.cost import CostModel, StepCost
+from orchestra.localengine.scheduling.plan import plan_step
 
 # round numbers: a step costs 10, a prefill token 1, a decode row 2
 COST = StepCost(base=10, per_prefill_token=1, per_decode_row=2, per_kv_token=0)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestra.localengine import EngineConfig, SamplingParams
-from orchestra.localengine.classes import ClassLimits
-from orchestra.localengine.cost import StepCost
-from orchestra.localengine.schedulers import SCHEDULERS
-from orchestra.localengine.step_plan import Hold
+from orchestra.localengine.scheduling.classes import ClassLimits
+from orchestra.localengine.scheduling.cost import StepCost
+from orchestra.localengine.scheduling.schedulers import SCHEDULERS
+from orchestra.localengine.scheduling.step_plan import Hold
 
 OTHERS = ["priority", "fcfs", "static"]
 # round numbers: a step costs 10, a prefill token 1, a decode row 2

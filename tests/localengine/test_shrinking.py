@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_lab import BULK, GREEDY, INTERACTIVE, Lab, tokens
 
-from orchestra.localengine.apply import apply_plan, commit_step
-from orchestra.localengine.plan import plan_step
+from orchestra.localengine.scheduling.apply import apply_plan, commit_step
+from orchestra.localengine.scheduling.plan import plan_step
 
 
 def test_what_nobody_uses_is_given_up_first():

@@ -22,11 +22,11 @@ from orchestra.kernels.activation import gelu_tanh_mul, silu_mul
 from orchestra.kernels.linear import RowByRow, int8_fault, linear
 from orchestra.kernels.linear import torch_cpu as linear_cpu
 from orchestra.localengine import EngineConfig, SamplingParams
+from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.models.row_stable import in_small_pieces, packing_stably
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.precision import Precision
 from orchestra.localengine.request import Completion
-from orchestra.localengine.runner import Runner
 
 GEMMA = replace(
     GROUP_OF_TWO,
@@ -218,7 +218,7 @@ async def test_an_answer_and_its_scores_are_the_same_in_any_company(seeded: bool
 
 @pytest.fixture(scope="module")
 def small_model(model_path: Path) -> Iterator[tuple[Runner, list[list[int]]]]:
-    from orchestra.localengine.prose import BEGINNINGS, PASSAGES
+    from orchestra.localengine.quality.prose import BEGINNINGS, PASSAGES
     from orchestra.localengine.weights.gguf import load_gguf
 
     files = load_gguf(model_path)

@@ -16,7 +16,7 @@ from token_lab import TinyBench
 from orchestra.localengine import EngineConfig, SamplingParams
 from orchestra.localengine.errors import EngineError, GrammarError
 from orchestra.localengine.sampling_params import Structure
-from orchestra.localengine.structure import Constraint
+from orchestra.localengine.text.structure import Constraint
 
 SCHEMA = {
     "type": "object",

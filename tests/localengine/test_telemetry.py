@@ -8,8 +8,8 @@ from typing import Any
 from engine_lab import BULK, INTERACTIVE
 
 from orchestra.localengine.events import EventBus
+from orchestra.localengine.service.telemetry import Telemetry
 from orchestra.localengine.step_record import StepRecord
-from orchestra.localengine.telemetry import Telemetry
 
 
 def one(traffic: Any, *, ttft: float = 0.0, gap: float | None = None) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestra.localengine.text import TextAssembler
+from orchestra.localengine.text.assembler import TextAssembler
 
 SPECIAL = 1_000_000
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_gguf import CONTROL, KINDS, MERGES, TOKENS, byte_alphabet, written
 
 from orchestra.localengine.errors import PromptError
-from orchestra.localengine.tokenizer import Tokenizer, TokenKind
+from orchestra.localengine.text.tokenizer import Tokenizer, TokenKind
 from orchestra.localengine.weights.gguf_tokenizer import byte_level_bpe, gguf_tokenizer
 
 FRANCE = (

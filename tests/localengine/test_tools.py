@@ -15,7 +15,7 @@ from token_lab import TinyBench
 from orchestra.localengine import SamplingParams
 from orchestra.localengine.errors import ParameterError
 from orchestra.localengine.request import Chat, ToolCall
-from orchestra.localengine.tools import ToolParser, ToolSyntax, call_structure, for_template, tool_syntax
+from orchestra.localengine.text.tools import ToolParser, ToolSyntax, call_structure, for_template, tool_syntax
 
 NAMES = ("get_weather", "add")
 

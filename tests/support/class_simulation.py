@@ -12,18 +12,18 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orchestra.localengine.abandonment import Abandonment
-from orchestra.localengine.apply import apply_plan, commit_step
-from orchestra.localengine.blocks import BlockPool
-from orchestra.localengine.classes import ClassLimits
 from orchestra.localengine.config import EngineConfig
-from orchestra.localengine.cost import CostModel, StepCost
 from orchestra.localengine.request import SamplingParams
-from orchestra.localengine.schedulers import SCHEDULERS
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.state import SchedulerState
+from orchestra.localengine.scheduling.abandonment import Abandonment
+from orchestra.localengine.scheduling.apply import apply_plan, commit_step
+from orchestra.localengine.scheduling.blocks import BlockPool
+from orchestra.localengine.scheduling.classes import ClassLimits
+from orchestra.localengine.scheduling.cost import CostModel, StepCost
+from orchestra.localengine.scheduling.schedulers import SCHEDULERS
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.scheduling.state import SchedulerState
+from orchestra.localengine.scheduling.step_plan import StepBudget, StepPlan
 from orchestra.localengine.step import RowOutput
-from orchestra.localengine.step_plan import StepBudget, StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 INTERACTIVE, BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK

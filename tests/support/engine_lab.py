@@ -13,20 +13,20 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from orchestra.localengine.apply import apply_plan, commit_step
-from orchestra.localengine.blocks import BlockPool
-from orchestra.localengine.classes import ClassLimits
 from orchestra.localengine.config import EngineConfig, SchedulerName
-from orchestra.localengine.cost import StepCost
-from orchestra.localengine.draft import Draft
 from orchestra.localengine.engine import LocalEngine
-from orchestra.localengine.loading import LoadedModel
 from orchestra.localengine.request import SamplingParams
-from orchestra.localengine.schedulers import SCHEDULERS
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.state import SchedulerState
+from orchestra.localengine.scheduling.apply import apply_plan, commit_step
+from orchestra.localengine.scheduling.blocks import BlockPool
+from orchestra.localengine.scheduling.classes import ClassLimits
+from orchestra.localengine.scheduling.cost import StepCost
+from orchestra.localengine.scheduling.draft import Draft
+from orchestra.localengine.scheduling.schedulers import SCHEDULERS
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.scheduling.state import SchedulerState
+from orchestra.localengine.scheduling.step_plan import StepBudget, StepPlan
+from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.step import RowInput, RowOutput, StepAbandoned
-from orchestra.localengine.step_plan import StepBudget, StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 INTERACTIVE, BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK

@@ -10,7 +10,7 @@ from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 from hub_lab import CONTROL, byte_level
 from transformers import PreTrainedModel
 
-from orchestra.localengine.tokenizer import TokenKind
+from orchestra.localengine.text.tokenizer import TokenKind
 
 __all__ = ["make_gguf"]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import SamplingParams
-from orchestra.localengine.runner import Runner
 from orchestra.localengine.step import RowInput
 
 GREEDY = SamplingParams(temperature=0)

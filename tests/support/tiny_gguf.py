@@ -12,7 +12,7 @@ from gguf import GGUFValueType, GGUFWriter
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
-from orchestra.localengine.tokenizer import TokenKind
+from orchestra.localengine.text.tokenizer import TokenKind
 
 F32 = GGMLQuantizationType.F32
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.engine import LocalEngine
-from orchestra.localengine.loading import LoadedModel
+from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import Delta
-from orchestra.localengine.runner import Runner
+from orchestra.localengine.service.loading import LoadedModel
+from orchestra.localengine.service.stream import DeltaStream
 from orchestra.localengine.step import RowInput, RowOutput
-from orchestra.localengine.stream import DeltaStream
-from orchestra.localengine.structure import StructureCompiler
-from orchestra.localengine.tools import ToolSyntax, tool_syntax
+from orchestra.localengine.text.structure import StructureCompiler
+from orchestra.localengine.text.tools import ToolSyntax, tool_syntax
 
 SPEC = ModelSpec(
     architecture="llama",

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness import answer, read_job
 
 from orchestra.localengine import EngineConfig, SamplingParams
-from orchestra.localengine.loading import prepare_torch
+from orchestra.localengine.service.loading import prepare_torch
 from orchestra.localengine.step import RowInput
 
 DECODE = (1, 2, 4, 8, 16, 32, 64)
@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0)
 def main() -> None:
     job = read_job()
     prepare_torch()
-    from orchestra.localengine.runner import Runner
+    from orchestra.localengine.execution.runner import Runner
     from orchestra.localengine.weights.opening import load_model
 
     block_size = EngineConfig().block_size

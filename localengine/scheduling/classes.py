@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from orchestra.localengine.config import EngineConfig
-from orchestra.localengine.sequence import Sequence
+from orchestra.localengine.scheduling.sequence import Sequence
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["ClassLimits"]

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf
 
-from orchestra.localengine.cost import StepCost
-from orchestra.localengine.draft import Draft
-from orchestra.localengine.growth import peak_blocks
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.state import SchedulerState
-from orchestra.localengine.step_plan import Hold, StepBudget, StepPlan
+from orchestra.localengine.scheduling.cost import StepCost
+from orchestra.localengine.scheduling.draft import Draft
+from orchestra.localengine.scheduling.growth import peak_blocks
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.scheduling.state import SchedulerState
+from orchestra.localengine.scheduling.step_plan import Hold, StepBudget, StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["plan_step"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestra.localengine.state import SchedulerState
-from orchestra.localengine.step_plan import StepPlan
+from orchestra.localengine.scheduling.state import SchedulerState
+from orchestra.localengine.scheduling.step_plan import StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Abandonment"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from orchestra.localengine.prefixes import PrefixTree
+from orchestra.localengine.scheduling.prefixes import PrefixTree
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["BlockPool"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from orchestra.localengine.cost import StepCost, StepLoad
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.state import SchedulerState
-from orchestra.localengine.step_plan import Hold, PlannedRow, StepBudget, StepPlan
+from orchestra.localengine.scheduling.cost import StepCost, StepLoad
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.scheduling.state import SchedulerState
+from orchestra.localengine.scheduling.step_plan import Hold, PlannedRow, StepBudget, StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Draft"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from orchestra.localengine.config import EngineConfig
-from orchestra.localengine.loading import LoadedModel
-from orchestra.localengine.prose import BEGINNINGS, PASSAGES
-from orchestra.localengine.quality import Answers, Quality, answers_of
+from orchestra.localengine.execution.runner import Runner
+from orchestra.localengine.quality.comparison import Answers, Quality, answers_of
+from orchestra.localengine.quality.prose import BEGINNINGS, PASSAGES
 from orchestra.localengine.request import SamplingParams
-from orchestra.localengine.runner import Runner
+from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.step import RowInput
 
 __all__ = ["Measurement", "measure_model"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestra.localengine.config import EngineConfig
-from orchestra.localengine.cost import StepCost, StepLoad
+from orchestra.localengine.scheduling.cost import StepCost, StepLoad
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Hold", "PlannedRow", "StepBudget", "StepPlan"]

@@ -6,11 +6,11 @@ from collections.abc import Set as AbstractSet
 
 from orchestra.localengine.events import Subscriber
 from orchestra.localengine.request import Candidate, Delta, FinishReason, Timing, TokenLogprob, ToolCall, Usage
-from orchestra.localengine.sequence import Sequence
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.service.stream import DeltaBuffer
 from orchestra.localengine.step import TokenScore
-from orchestra.localengine.stream import DeltaBuffer
-from orchestra.localengine.text import TextAssembler, TokenBytes
-from orchestra.localengine.tools import ToolParser
+from orchestra.localengine.text.assembler import TextAssembler, TokenBytes
+from orchestra.localengine.text.tools import ToolParser
 
 __all__ = ["Generation"]
 

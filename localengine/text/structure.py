@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestra.localengine.errors import EngineError, GrammarError
 from orchestra.localengine.sampling_params import Structure
-from orchestra.localengine.text import TokenBytes
+from orchestra.localengine.text.assembler import TokenBytes
 
 __all__ = ["WHITESPACE", "Constraint", "StructureCompiler"]
 

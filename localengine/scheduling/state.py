@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 
-from orchestra.localengine.blocks import BlockPool
-from orchestra.localengine.classes import ClassLimits
-from orchestra.localengine.growth import GrowthModel
-from orchestra.localengine.sequence import Sequence
+from orchestra.localengine.scheduling.blocks import BlockPool
+from orchestra.localengine.scheduling.classes import ClassLimits
+from orchestra.localengine.scheduling.growth import GrowthModel
+from orchestra.localengine.scheduling.sequence import Sequence
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["SchedulerState"]

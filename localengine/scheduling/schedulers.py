@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 from orchestra.localengine.config import SchedulerName
-from orchestra.localengine.cost import StepCost
-from orchestra.localengine.draft import Draft
-from orchestra.localengine.plan import plan_step
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.state import SchedulerState
-from orchestra.localengine.step_plan import Hold, StepBudget, StepPlan
+from orchestra.localengine.scheduling.cost import StepCost
+from orchestra.localengine.scheduling.draft import Draft
+from orchestra.localengine.scheduling.plan import plan_step
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.scheduling.state import SchedulerState
+from orchestra.localengine.scheduling.step_plan import Hold, StepBudget, StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["SCHEDULERS", "plan_fcfs", "plan_priority", "plan_static"]

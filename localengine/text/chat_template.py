@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from orchestra.localengine.errors import ModelFileError, PromptError
 from orchestra.localengine.request import Message
-from orchestra.localengine.tokenizer import Tokenizer, refuse_surrogates
+from orchestra.localengine.text.tokenizer import Tokenizer, refuse_surrogates
 
 __all__ = ["ChatTemplate"]
 

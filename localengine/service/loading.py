@@ -14,9 +14,9 @@ from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.errors import EngineError
 from orchestra.localengine.request import Message
 from orchestra.localengine.step import StepRunner
-from orchestra.localengine.structure import StructureCompiler
-from orchestra.localengine.text import TokenBytes
-from orchestra.localengine.tools import ToolSyntax, tool_syntax
+from orchestra.localengine.text.assembler import TokenBytes
+from orchestra.localengine.text.structure import StructureCompiler
+from orchestra.localengine.text.tools import ToolSyntax, tool_syntax
 
 __all__ = ["ChatEncoder", "LoadedModel", "PromptTokenizer", "model_opener", "prepare_torch"]
 
@@ -102,9 +102,9 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
         import torch
 
         from orchestra.kernels.linear import int8_fault
-        from orchestra.localengine.capacity import available_memory, plan_capacity, weight_bytes
-        from orchestra.localengine.chat_template import ChatTemplate
-        from orchestra.localengine.runner import Runner
+        from orchestra.localengine.execution.runner import Runner
+        from orchestra.localengine.models.capacity import available_memory, plan_capacity, weight_bytes
+        from orchestra.localengine.text.chat_template import ChatTemplate
         from orchestra.localengine.weights.opening import load_model
 
         if config.precision == "int8" and (fault := int8_fault()):

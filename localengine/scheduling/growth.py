@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from orchestra.localengine.sequence import Sequence
+from orchestra.localengine.scheduling.sequence import Sequence
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["GrowthModel", "peak_blocks"]

@@ -11,24 +11,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from orchestra.localengine.abandonment import Abandonment
-from orchestra.localengine.apply import apply_plan, commit_step
-from orchestra.localengine.blocks import BlockPool
-from orchestra.localengine.classes import ClassLimits
 from orchestra.localengine.config import EngineConfig
-from orchestra.localengine.cost import CostModel
 from orchestra.localengine.errors import EngineBusy, EngineClosed, EngineDied, EngineError
 from orchestra.localengine.events import EventBus
-from orchestra.localengine.generation import Generation
-from orchestra.localengine.loading import LoadedModel
-from orchestra.localengine.own_process import claim_process
-from orchestra.localengine.schedulers import SCHEDULERS
-from orchestra.localengine.sequence import Sequence as ScheduledSequence
-from orchestra.localengine.state import SchedulerState
+from orchestra.localengine.scheduling.abandonment import Abandonment
+from orchestra.localengine.scheduling.apply import apply_plan, commit_step
+from orchestra.localengine.scheduling.blocks import BlockPool
+from orchestra.localengine.scheduling.classes import ClassLimits
+from orchestra.localengine.scheduling.cost import CostModel
+from orchestra.localengine.scheduling.schedulers import SCHEDULERS
+from orchestra.localengine.scheduling.sequence import Sequence as ScheduledSequence
+from orchestra.localengine.scheduling.state import SchedulerState
+from orchestra.localengine.scheduling.step_plan import StepBudget, StepPlan
+from orchestra.localengine.service.generation import Generation
+from orchestra.localengine.service.loading import LoadedModel
+from orchestra.localengine.service.own_process import claim_process
+from orchestra.localengine.service.telemetry import Telemetry
 from orchestra.localengine.step import RowOutput, StepAbandoned
-from orchestra.localengine.step_plan import StepBudget, StepPlan
 from orchestra.localengine.step_record import StepRecord
-from orchestra.localengine.telemetry import Telemetry
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Worker"]

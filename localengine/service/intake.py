@@ -11,13 +11,13 @@ from typing import cast
 
 from orchestra.localengine.errors import ParameterError, PromptError, PromptTooLong
 from orchestra.localengine.events import Subscriber
-from orchestra.localengine.generation import Generation
-from orchestra.localengine.loading import ChatEncoder, LoadedModel
 from orchestra.localengine.request import Chat, Message, Prompt, SamplingParams
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.stream import DeltaBuffer
-from orchestra.localengine.structure import Constraint
-from orchestra.localengine.tools import ToolParser, call_structure, for_template
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.service.generation import Generation
+from orchestra.localengine.service.loading import ChatEncoder, LoadedModel
+from orchestra.localengine.service.stream import DeltaBuffer
+from orchestra.localengine.text.structure import Constraint
+from orchestra.localengine.text.tools import ToolParser, call_structure, for_template
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Intake", "encode", "is_quick", "take_in"]

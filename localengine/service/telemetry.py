@@ -26,8 +26,8 @@ from orchestra.localengine.events import (
     RequestStarted,
     StepRan,
 )
-from orchestra.localengine.generation import Generation
-from orchestra.localengine.loading import LoadedModel
+from orchestra.localengine.service.generation import Generation
+from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.step_record import StepRecord
 from orchestra.policies.traffic import TrafficClass
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from orchestra.localengine.sequence import Sequence
-from orchestra.localengine.state import SchedulerState
+from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.scheduling.state import SchedulerState
+from orchestra.localengine.scheduling.step_plan import StepPlan
 from orchestra.localengine.step import DrawExtras, RowInput, RowOutput
-from orchestra.localengine.step_plan import StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["apply_plan", "commit_step"]

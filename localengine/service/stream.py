@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from orchestra.localengine.errors import EngineError
-from orchestra.localengine.own_process import require_own_process
 from orchestra.localengine.request import Delta
+from orchestra.localengine.service.own_process import require_own_process
 
 __all__ = ["DeltaBuffer", "DeltaStream", "Ticket"]
 

@@ -9,11 +9,11 @@ import numpy
 import torch
 from torch import Tensor
 
+from orchestra.localengine.execution.sampler import draw_and_score, score
 from orchestra.localengine.models.batch import Batch
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.models.transformer import Transformer
 from orchestra.localengine.precision import Precision
-from orchestra.localengine.sampler import draw_and_score, score
 from orchestra.localengine.step import RowInput, RowOutput, TokenScore
 
 __all__ = ["Runner"]

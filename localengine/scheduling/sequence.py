@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from orchestra.localengine.request import SamplingParams
 from orchestra.localengine.step import TokenScore
-from orchestra.localengine.structure import Constraint
+from orchestra.localengine.text.structure import Constraint
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Sequence"]
