@@ -36,8 +36,9 @@ class EngineConfig:
     a step of bulk alone is given up for it between two layers, unless that is nearly done. Lower answers sooner,
     higher serves more bulk.
     ``tpot_target_ms``: how long a step may become while an interactive request is decoding: the time between its
-    tokens. Where a target is below twice the fixed cost of a step, as measured, twice that cost takes its place:
-    on a machine too slow for the target, it would stop bulk and gain next to nothing.
+    tokens. Steps are planned shorter by what their prediction typically misses, but never shorter than 1.5 times
+    the fixed cost of a step, as measured: on a machine too slow for the target, that would stop bulk and gain next
+    to nothing.
     ``bulk_min_share``: the share of the computed tokens that bulk gets under endless interactive load; with 0 it
     may get none.
     ``interactive_slots``: of ``max_num_seqs``, those that bulk never takes.

@@ -20,6 +20,7 @@ from peer_environment import NotInstalled, PeerEnvironment, cache
 __all__ = ["ENGINES", "ORACLE", "Engine", "EngineFailed", "run_script"]
 
 _SCRIPTS = Path(__file__).parent / "scripts"
+_KEPT = ("HOME", "LANG", "PATH", "TMPDIR", "GOMP_SPINCOUNT")
 _PATIENCE = 3600.0  # seconds that a run may take: an engine that hangs is told, and the others go on
 _TRANSFORMERS = PeerEnvironment(
     ("transformers==5.24.0", "torch==2.13.0", "gguf==0.19.0", "accelerate==1.15.0"),
@@ -40,7 +41,7 @@ class Engine:
     """An engine, by its script and the settings that the script takes; ``environment`` is a peer's.
 
     A peer reads the weights from a folder of float32 safetensors, ours from the model's file. ``variables`` are
-    those of the process.
+    those of the process, where the caller's own environment has none of that name.
     """
 
     name: str
@@ -107,8 +108,9 @@ def run_script(
 ) -> dict[str, Any]:
     """Run one of the scripts on a job, and return its answer. Raises EngineFailed."""
     cores = sorted(os.sched_getaffinity(0))[: job["threads"]]
-    kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "TMPDIR") if name in os.environ}
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment = {
+        **variables,
         **kept,
         "OMP_NUM_THREADS": str(job["threads"]),
         "HF_HUB_OFFLINE": "1",
@@ -117,7 +119,6 @@ def run_script(
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        **variables,
     }
     with TemporaryDirectory() as folder:
         asked, answered, log = (Path(folder) / name for name in ("job.json", "answer.json", "log"))

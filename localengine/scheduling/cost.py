@@ -43,12 +43,16 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The four coefficients, in seconds. The defaults are a small model (135 M, float32) on two CPU cores."""
+    """The four coefficients, in seconds. The defaults are a small model (135 M, float32) on two CPU cores.
+
+    ``error`` is by what share of it a prediction typically misses.
+    """
 
     base: float = 0.045
     per_prefill_token: float = 0.002
     per_decode_row: float = 0.0035
     per_kv_token: float = 5e-6
+    error: float = 0.0
 
     def predict(self, load: StepLoad) -> float:
         """Seconds that a step of this load takes."""
@@ -67,62 +71,87 @@ class StepCost:
         return seconds / per_token if per_token > 0 else math.inf
 
 
-_SCALE = (1.0, 64.0, 8.0, 2048.0)  # puts base, tokens, rows and positions on one footing
 _FORGET = 0.98  # a step's weight halves every 34 steps
 _INERTIA = 0.1  # keeps a coefficient that the recent steps do not tell about
-_FAR = 3.0  # a residual beyond this many typical ones is taken for an outlier
-_SPREAD = 0.1  # how fast the typical residual follows
+_ANCHOR = 0.05  # how much the proportions of a usual machine count beside the recent steps
+_PACE = 0.02  # how fast the machine's speed is followed
+_FAR = 3.0  # an error of more than this many typical ones is taken for an outlier
+_FOLLOW = 0.1  # how fast the typical error follows
+_LEAST = 0.01  # what a prediction may miss by, always
 _SWEEPS = 8
 
 
 class CostModel:
     """Fits a `StepCost` to measured steps.
 
-    Least squares over an exponentially weighted window, each coefficient held at 0 or above (by coordinate descent
-    on the normal equations, which is exact for a problem that small), and tied loosely to its last value, so that
-    hours of pure decoding do not make it forget what prefill costs. A step far from its prediction counts little
-    (Huber's weight: one garbage collection teaches nothing), but what counts as far grows too, so that a lasting
-    change is learned within some steps.
+    Least squares of relative errors over an exponentially weighted window, each coefficient held at 0 or above (by
+    coordinate descent on the normal equations, which is exact for a problem that small), and tied
+
+    - loosely to its last value, so that hours of pure decoding do not make it forget what prefill costs;
+    - to that of the ``seed`` at the speed of this machine. A scheduler that fills each step up to a bound makes
+      steps that all take the same time, and such steps do not tell what of it is fixed, and what is a row's: left
+      to themselves, the coefficients drift apart with the noise, and the bound is kept no more.
+
+    A step far from its prediction counts little (Huber's weight: one garbage collection teaches nothing), but what
+    counts as far grows too, so that a lasting change is learned within some steps.
     """
 
     def __init__(self, seed: StepCost | None = None) -> None:
-        seed = seed or StepCost()
-        start = (seed.base, seed.per_prefill_token, seed.per_decode_row, seed.per_kv_token)
-        self._theta = [value * scale for value, scale in zip(start, _SCALE, strict=True)]
+        self._seed = seed or StepCost()
+        # everything below is in multiples of the seed's coefficients
+        self._theta = [1.0] * 4
+        self._pace = 1.0  # what a step takes on the whole
+        self._steps = 0
         self._gram = [[0.0] * 4 for _ in range(4)]
         self._moment = [0.0] * 4
-        self._spread = 0.5 * seed.base
+        self._error = 0.25
 
     @property
     def cost(self) -> StepCost:
         """The coefficients as they stand."""
-        return StepCost(*(value / scale for value, scale in zip(self._theta, _SCALE, strict=True)))
+        base, prefill, decode, kv = self._theta
+        return StepCost(
+            base * self._seed.base,
+            prefill * self._seed.per_prefill_token,
+            decode * self._seed.per_decode_row,
+            kv * self._seed.per_kv_token,
+            self._error,
+        )
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Learn that a step of this load took ``seconds``. A value that is no duration is ignored."""
-        if not (math.isfinite(seconds) and seconds >= 0):
+        usual = self._seed.predict(load)
+        if not (math.isfinite(seconds) and seconds >= 0 and usual > 0):
             return
-        raw = (1.0, float(load.prefill_tokens), float(load.decode_rows), float(load.kv_tokens))
-        x = [value / scale for value, scale in zip(raw, _SCALE, strict=True)]
-        predicted = sum(t * value for t, value in zip(self._theta, x, strict=True))
-        residual = abs(seconds - predicted)
-        limit = _FAR * self._spread
-        weight = min(1.0, limit / residual) if residual > 0 else 1.0
-        self._spread += _SPREAD * (min(residual, 2 * limit) - self._spread)
-        self._spread = max(self._spread, 0.01 * seconds)
+        # what each part of the load takes on the seed's machine, as a share of the whole there
+        x = [
+            self._seed.base / usual,
+            self._seed.per_prefill_token * load.prefill_tokens / usual,
+            self._seed.per_decode_row * load.decode_rows / usual,
+            self._seed.per_kv_token * load.kv_tokens / usual,
+        ]
+        took = seconds / usual
+        predicted = sum(t * share for t, share in zip(self._theta, x, strict=True))
+        missed = abs(took - predicted) / max(predicted, _LEAST * took) if took > 0 else 1.0
+        far = _FAR * self._error
+        weight = min(1.0, far / missed) if missed > 0 else 1.0
+        self._error += _FOLLOW * (min(missed, 2 * far) - self._error)
+        self._error = max(self._error, _LEAST)
+        self._steps += 1
+        self._pace += max(_PACE, 1 / self._steps) * weight * (took - self._pace)
         for i in range(4):
-            self._moment[i] = _FORGET * self._moment[i] + weight * x[i] * seconds
+            self._moment[i] = _FORGET * self._moment[i] + weight * x[i] * took
             for j in range(4):
                 self._gram[i][j] = _FORGET * self._gram[i][j] + weight * x[i] * x[j]
         self._solve()
 
     def _solve(self) -> None:
         theta = list(self._theta)
-        # inertia in proportion to the mean diagonal, so that it means the same on a fast and on a slow machine
         tie = _INERTIA * sum(self._gram[i][i] for i in range(4)) / 4 * (1 - _FORGET)
         for _ in range(_SWEEPS):
             for i in range(4):
                 others = sum(self._gram[i][j] * theta[j] for j in range(4) if j != i)
-                top = self._moment[i] - others + tie * self._theta[i]
-                theta[i] = max(0.0, top / (self._gram[i][i] + tie))
+                anchor = _ANCHOR * self._gram[i][i]  # where a part was not seen of late, nothing pulls it
+                top = self._moment[i] - others + tie * self._theta[i] + anchor * self._pace
+                theta[i] = max(0.0, top / (self._gram[i][i] + tie + anchor))
         self._theta = theta

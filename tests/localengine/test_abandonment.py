@@ -15,8 +15,9 @@ from engine_lab import BULK, INTERACTIVE, Bench, Lab, oracle
 from token_lab import SPEC, TinyBench, random_weights
 from torch import Tensor
 
-from orchestra.localengine import EngineConfig, SamplingParams, abandonment
+from orchestra.localengine import EngineConfig, SamplingParams
 from orchestra.localengine.execution.runner import Runner
+from orchestra.localengine.scheduling import abandonment
 from orchestra.localengine.scheduling.abandonment import Abandonment
 from orchestra.localengine.scheduling.apply import apply_plan
 from orchestra.localengine.scheduling.cost import StepCost

@@ -80,6 +80,26 @@ def test_decoding_for_hours_does_not_make_it_forget_what_prefill_costs():
     assert model.cost.per_prefill_token == pytest.approx(learned, rel=0.25)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_are_all_filled_up_to_one_bound_do_not_make_it_drift(seed):
+    """What of a step is fixed cannot be read from steps that all take the same time, on a machine that wavers."""
+    truth = StepCost(base=0.05, per_prefill_token=0.0017, per_decode_row=0.0022, per_kv_token=8e-6)
+    rng = random.Random(seed)
+    model = CostModel()
+    bound, rows, context, wave = 0.14, 8, 200, 0.0
+    for step in range(1500):
+        rows = min(15, max(1, rows + rng.choice((-1, 0, 0, 1))))
+        context = min(320, max(120, context + rng.randint(-10, 10)))
+        decoding = StepLoad(0, rows, rows * context)
+        prefill = int(min(256.0, max(0.0, model.cost.prefill_room(bound - model.cost.predict(decoding)))))
+        load = decoding.plus_prefill(40, prefill)
+        wave = 0.97 * wave + rng.gauss(0, 0.02)  # faster and slower for seconds at a time
+        model.observe(load, truth.predict(load) * math.exp(wave + rng.gauss(0, 0.1)))
+        if step > 100:
+            assert 0.5 * truth.base < model.cost.base < 1.7 * truth.base
+            assert 0.7 < math.exp(wave) * truth.predict(load) / model.cost.predict(load) < 1.4
+
+
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
 def test_what_is_no_duration_is_ignored(seconds):
     model = CostModel()

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from engine_lab import Bench, oracle
 
-from orchestra.localengine import SamplingParams, own_process
+from orchestra.localengine import SamplingParams
 from orchestra.localengine.errors import EngineForked
+from orchestra.localengine.service import own_process
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork"),
