@@ -9,7 +9,7 @@ MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-sdks lint format soak bench-engine bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-million bench-classes model setup setup-dev clean
+.PHONY: help demo test test-sdks kernels-aot lint format soak bench-engine bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-million bench-classes model setup setup-dev clean
 
 help:  ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -23,6 +23,9 @@ test: setup-dev model  ## All tests.
 
 test-sdks: setup-dev model  ## Other SDKs and real servers, each in an environment of its own. 20 minutes and 9 GB the first time.
 	@nice $(BIN)/python tests/sdks/run.py $(ARGS)
+
+kernels-aot: setup-dev  ## Compile every kernel for every target, without a GPU. ARGS='--help' tells more.
+	@$(BIN)/python -m orchestra.kernels.aot $(ARGS)
 
 lint: setup-dev  ## Format, style and types, as CI checks them.
 	$(BIN)/ruff format --check .
