@@ -10,7 +10,6 @@ Which program does what is decided on the host, sent once a step, and serves eve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -21,11 +20,11 @@ from torch import Tensor
 from orchestra.kernels.aot import MODELS, AotCase, ModelShape, launches
 from orchestra.kernels.attention.decode_plan import DecodePlan, DecodePlanBuffer, plan_decode
 from orchestra.kernels.attention.decode_work import ITEM, MERGE
+from orchestra.kernels.attention.scores import padded, score_factors
 from orchestra.kernels.launch import LaunchConfig
 
 __all__ = ["DecodePlan", "DecodePlanBuffer", "aot_cases", "decode", "plan_decode"]
 
-_LOG2_E = math.log2(math.e)
 _LEAST_SIDE = 16  # of a matrix that a tensor core takes
 _MERGED_AT_ONCE = 32  # slots in a tile of the merging kernel
 _MERGE_LAUNCH = LaunchConfig(num_warps=4, num_stages=2)
@@ -51,10 +50,8 @@ def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: 
     out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
     partials = torch.empty((plan.slots, heads, head_dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((plan.slots, heads, 2), dtype=torch.float32, device=q.device)
-    inner, outer = scale * _LOG2_E, 0.0
-    if softcap is not None:  # of tanh(x) = 1 - 2 / (exp(2x) + 1)
-        inner, outer = 2.0 * inner / softcap, softcap * _LOG2_E
-    padded = _padded(head_dim)
+    inner, outer = score_factors(scale, softcap)
+    head_padded = padded(head_dim)
     _decode_kernel[(len(plan.items) * kv_heads,)](
         q,
         pool,
@@ -72,9 +69,9 @@ def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: 
         pool.stride(2),
         HEADS=heads,
         KV_HEADS=kv_heads,
-        GROUP_PADDED=_padded(heads // kv_heads),
+        GROUP_PADDED=padded(heads // kv_heads),
         HEAD_DIM=head_dim,
-        HEAD_PADDED=padded,
+        HEAD_PADDED=head_padded,
         BLOCK_SIZE=block_size,
         SOFTCAP=softcap is not None,
         UPCAST=q.dtype == torch.bfloat16 and q.device.type == "cpu",
@@ -89,7 +86,7 @@ def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: 
             out,
             HEADS=heads,
             HEAD_DIM=head_dim,
-            HEAD_PADDED=padded,
+            HEAD_PADDED=head_padded,
             SLOTS=_MERGED_AT_ONCE,
             **_MERGE_LAUNCH.options,
         )
@@ -243,11 +240,6 @@ def _merge_kernel(
     tl.store(out + (row * HEADS + head) * HEAD_DIM + dim, (result / total).to(out.dtype.element_ty), mask=wanted)
 
 
-def _padded(size: int) -> int:
-    """The next power of two that tensor cores take."""
-    return max(_LEAST_SIDE, 1 << (size - 1).bit_length())
-
-
 def aot_cases() -> Iterator[AotCase]:
     """Yield the kernels as each model launches them; Gemma 2's soft-cap with the smallest."""
     for model in MODELS:
@@ -264,9 +256,9 @@ def _model_cases(model: ModelShape, dtype: str, *, softcap: bool = False) -> Ite
         values: dict[str, object] = {
             "HEADS": model.heads,
             "KV_HEADS": model.kv_heads,
-            "GROUP_PADDED": _padded(group),
+            "GROUP_PADDED": padded(group),
             "HEAD_DIM": model.head_dim,
-            "HEAD_PADDED": _padded(model.head_dim),
+            "HEAD_PADDED": padded(model.head_dim),
             "BLOCK_SIZE": 16,
             "SOFTCAP": softcap,
             "UPCAST": False,
@@ -292,7 +284,7 @@ def _model_cases(model: ModelShape, dtype: str, *, softcap: bool = False) -> Ite
         )
     if softcap:
         return  # it is merged as without
-    values = {"HEADS": model.heads, "HEAD_DIM": model.head_dim, "HEAD_PADDED": _padded(model.head_dim)}
+    values = {"HEADS": model.heads, "HEAD_DIM": model.head_dim, "HEAD_PADDED": padded(model.head_dim)}
     arguments = {"merges": "*i32", "partials": "*fp32", "stats": "*fp32", "out": f"*{dtype}"}
     values["SLOTS"] = _MERGED_AT_ONCE
     yield AotCase(

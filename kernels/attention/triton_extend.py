@@ -12,7 +12,6 @@ divided among programs, each leaves its softmax unfinished, and a second kernel 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -23,11 +22,11 @@ from torch import Tensor
 from orchestra.kernels.aot import MODELS, AotCase, ModelShape, launches
 from orchestra.kernels.attention.extend_plan import FEWEST_ROWS, ExtendPlan, plan_extend, tiled
 from orchestra.kernels.attention.extend_work import ITEM, MERGE
+from orchestra.kernels.attention.scores import padded, score_factors
 from orchestra.kernels.launch import LaunchConfig
 
 __all__ = ["ExtendPlan", "aot_cases", "extend", "plan_extend"]
 
-_LOG2_E = math.log2(math.e)
 _MERGE_LAUNCH = LaunchConfig(blocks={"ROWS_AT_ONCE": FEWEST_ROWS})
 _ITEM_SIZE = tl.constexpr(len(ITEM))
 _MERGE_SIZE = tl.constexpr(len(MERGE))
@@ -54,9 +53,7 @@ def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float, *, softcap: 
     if q.stride(2) != 1:
         q = q.contiguous()
     kv_heads, block_size = pool.shape[1:3]
-    inner, outer = scale * _LOG2_E, 0.0
-    if softcap is not None:  # of tanh(x) = 1 - 2 / (exp(2x) + 1)
-        inner, outer = 2.0 * inner / softcap, softcap * _LOG2_E
+    inner, outer = score_factors(scale, softcap)
     partial = (plan.sums, plan.maxima, plan.totals)
     shape = _shape(heads, kv_heads, head_dim)
     _extend_kernel[(len(plan.items) * kv_heads,)](
@@ -97,8 +94,12 @@ def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float, *, softcap: 
 
 
 def _shape(heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
-    padded = max(16, triton.next_power_of_2(head_dim))  # what tensor cores take
-    return {"KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "HEAD_DIM": head_dim, "HEAD_PADDED": padded}
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": heads // kv_heads,
+        "HEAD_DIM": head_dim,
+        "HEAD_PADDED": padded(head_dim),
+    }
 
 
 # A window is not specialised: each that is 1 or divisible by 16 would be another kernel to compile.

@@ -204,9 +204,9 @@ async def test_our_own_errors_are_typed_too():
         ScriptedProvider(default=slow) as provider,
         sdk(settings({"one": provider}), max_retries=5) as (client, _),
     ):
-        with interactive(timeout=0.2), pytest.raises(anthropic.RateLimitError, match="timeout of 200ms"):
+        with interactive(timeout=1), pytest.raises(anthropic.RateLimitError, match="timeout of 1.0s"):
             await client.messages.create(**ASK)
-        assert len(provider.log) <= 1
+        assert len(provider.log) == 1
 
 
 async def test_the_next_route_must_speak_the_same_wire():
