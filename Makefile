@@ -9,7 +9,7 @@ MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-sdks kernels-aot lint format soak bench-engine bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-million bench-classes model setup setup-dev clean
+.PHONY: help demo test test-sdks kernels-aot kernels-tune gpu-check lint format soak bench-engine bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-million bench-classes model setup setup-dev clean
 
 help:  ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,6 +26,12 @@ test-sdks: setup-dev model  ## Other SDKs and real servers, each in an environme
 
 kernels-aot: setup-dev  ## Compile every kernel for every target, without a GPU. ARGS='--help' tells more.
 	@$(BIN)/python -m orchestra.kernels.aot $(ARGS)
+
+kernels-tune: setup-dev  ## On a GPU: time how each kernel may be launched, and write the best into kernels/launch.json.
+	@$(BIN)/python -m orchestra.kernels.tune $(ARGS)
+
+gpu-check:  ## Kernels and engine on a CUDA GPU, against what it can do: five minutes, no network. ARGS='--rehearse' without one.
+	@$(or $(PYTHON),$(wildcard $(BIN)/python),python3) benchmarks/gpu_check.py $(ARGS)
 
 lint: setup-dev  ## Format, style and types, as CI checks them.
 	$(BIN)/ruff format --check .

@@ -30,6 +30,7 @@ from orchestra.kernels.launch import LaunchConfig, launch_config
 
 __all__ = [
     "MODELS",
+    "NO_FLOAT8",
     "TARGETS",
     "AotCase",
     "AotUnavailableError",
@@ -66,6 +67,7 @@ TARGETS: Mapping[str, Target] = {
     "gfx942": Target("hip", "gfx942", 64, 64 * KB),
 }
 
+NO_FLOAT8 = frozenset({"sm_80"})  # targets for which Triton compiles no e4m3
 _EVERY_CUDA = frozenset({"sm_80", "sm_90", "sm_100", "sm_120"})
 # What a case may ask for: how it looks in PTX, and the targets that have it. Elsewhere it is not looked for.
 _INSTRUCTIONS: Mapping[str, tuple[str, frozenset[str]]] = {
@@ -91,13 +93,15 @@ class ModelShape:
     vocab: int
 
 
-# SmolLM2 135M, Llama 3.2 1B, Llama 3 8B; then one whose heads share no keys, and one of a head that fills no tile.
+# SmolLM2 135M, Llama 3.2 1B, Llama 3 8B; then one whose heads share no keys, one of a head that fills no tile, and
+# Gemma 2 2B, whose heads are the largest.
 MODELS = (
     ModelShape(name="135M", heads=9, kv_heads=3, head_dim=64, hidden=576, mlp=1536, vocab=49152),
     ModelShape(name="1B", heads=32, kv_heads=8, head_dim=64, hidden=2048, mlp=8192, vocab=128256),
     ModelShape(name="8B", heads=32, kv_heads=8, head_dim=128, hidden=4096, mlp=14336, vocab=128256),
     ModelShape(name="group 1", heads=32, kv_heads=32, head_dim=128, hidden=4096, mlp=11008, vocab=32000),
     ModelShape(name="head 80", heads=32, kv_heads=32, head_dim=80, hidden=2560, mlp=10240, vocab=51200),
+    ModelShape(name="head 256", heads=8, kv_heads=4, head_dim=256, hidden=2304, mlp=9216, vocab=256000),
 )
 
 
@@ -156,14 +160,19 @@ class AotUnavailableError(RuntimeError):
     """Nothing can be compiled here; the message says why, and what to do."""
 
 
-def launches(op: str, **shape: int) -> Iterator[tuple[LaunchConfig, frozenset[str]]]:
-    """Yield each launch setting of ``op`` for a shape, with the targets that have another (`AotCase.absent`)."""
-    by_target = {target: launch_config(op, target, **shape) for target in TARGETS}
+def launches(
+    op: str, without: frozenset[str] = frozenset(), /, **shape: int
+) -> Iterator[tuple[LaunchConfig, frozenset[str]]]:
+    """Yield each launch setting of ``op`` for a shape, with the targets that have another (`AotCase.absent`).
+
+    Targets ``without`` the kernel have none.
+    """
+    by_target = {target: launch_config(op, target, **shape) for target in TARGETS if target not in without}
     seen: list[LaunchConfig] = []
     for config in by_target.values():
         if config not in seen:
             seen.append(config)
-            yield config, frozenset(target for target, its in by_target.items() if its != config)
+            yield config, frozenset(target for target in TARGETS if by_target.get(target) != config)
 
 
 def triton_modules() -> list[str]:

@@ -1,127 +1,61 @@
 """How each Triton kernel is launched: block sizes, warps and pipeline stages, by architecture and shape.
 
-A plain table, no autotuner: the same call is launched alike in every process, so results repeat, the first call
-costs nothing more, and what is compiled ahead of time is what runs. A row holds where every bound that it names is
-at least the shape's number, and of an operation's rows the first that holds is taken.
+A plain table, `launch.json`, and no autotuner: the same call is launched alike in every process, so results
+repeat, the first call costs nothing more, and what is compiled ahead of time is what runs.
+``python -m orchestra.kernels.tune`` writes rows that it measured, with the name of the GPU; those without one were
+chosen by what compiles well.
+
+What the blocks and bounds mean:
+
+- ``attention.decode``: BLOCK_N tokens of the context a tile, by ``head_dim`` and ``key_bytes``, those of an
+  element. Behind a block table, Triton's pipeline buffers one tile with 2 to 4 stages; 5 are the least for two.
+- ``attention.extend``: BLOCK_M rows (queries times the heads of a group) and BLOCK_N tokens a tile, by
+  ``head_dim``. Hopper's wgmma begins at 64 rows.
+- ``sampling``: BLOCK tokens of the vocabulary (``vocab``) a pass.
+- ``norm``: none. A row of ``hidden`` elements is held in the registers of a program, about 16 a thread.
+- ``activation``: BLOCK elements of a row of ``width`` a program.
+- ``rope_kv``: HEADS heads of a token a program, so that a thread loads 16 bytes of each half of a ``head_dim``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from orchestra.kernels.launch_table import ANY, ARCHITECTURES, LaunchConfig, read_table
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ARCHITECTURES", "LaunchConfig", "arch_of", "launch_config"]
+__all__ = [
+    "ARCHITECTURES",
+    "TABLE",
+    "TABLE_FILE",
+    "LaunchConfig",
+    "arch_of",
+    "launch_config",
+    "trial",
+]
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "interpreter")
-_ANY = "any"  # the rows of architectures that have none of their own
+TABLE_FILE = Path(__file__).with_name("launch.json")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    """``blocks`` are the kernel's constexpr block sizes by name, ``num_warps`` and ``num_stages`` the compiler's.
-
-    A launch is ``kernel[grid](..., **config.blocks, **config.options)``.
-    """
-
-    blocks: Mapping[str, int] = field(default_factory=dict)
-    num_warps: int = 4
-    num_stages: int = 2
-
-    @property
-    def options(self) -> Mapping[str, int | bool]:
-        """What the compiler is told. Fused multiply-adds are asked for by name: Triton's default is to change."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+TABLE = read_table(TABLE_FILE.read_text(encoding="utf-8"))
+_trials: dict[str, LaunchConfig] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """``config``, for shapes whose numbers are at most those of ``bounds``."""
-
-    bounds: Mapping[str, int]
-    config: LaunchConfig
-
-    def holds(self, shape: Mapping[str, int]) -> bool:
-        return all(shape[name] <= bound for name, bound in self.bounds.items())
-
-
-def _row(warps: int, stages: int, blocks: Mapping[str, int], **bounds: int) -> _Row:
-    return _Row(bounds, LaunchConfig(blocks=MappingProxyType(dict(blocks)), num_warps=warps, num_stages=stages))
-
-
-# Each row: warps, stages, block sizes, and up to which shape. Not yet tuned on a GPU.
-_TABLE: Mapping[str, Mapping[str, tuple[_Row, ...]]] = {
-    # BLOCK_N tokens of the context a tile. Behind a block table, 2 to 4 stages buffer no more than one (measured).
-    "attention.decode": {
-        _ANY: (
-            _row(4, 3, {"BLOCK_N": 64}, head_dim=64),
-            _row(4, 3, {"BLOCK_N": 32}, head_dim=128),
-            _row(4, 2, {"BLOCK_N": 16}),
-        ),
-        # five stages are the least that hold two tiles of keys and values
-        "sm_90": (
-            _row(4, 5, {"BLOCK_N": 64}, head_dim=64),
-            _row(4, 5, {"BLOCK_N": 32}, head_dim=128),
-            _row(4, 3, {"BLOCK_N": 32}),
-        ),
-        "sm_100": (
-            _row(4, 5, {"BLOCK_N": 64}, head_dim=64),
-            _row(4, 5, {"BLOCK_N": 32}, head_dim=128),
-            _row(4, 3, {"BLOCK_N": 32}),
-        ),
-        "interpreter": (_row(1, 1, {"BLOCK_N": 16}),),
-    },
-    # BLOCK_M rows (queries times the heads of a group) and BLOCK_N tokens a tile; wgmma begins at 64 rows.
-    "attention.extend": {
-        _ANY: (
-            _row(4, 2, {"BLOCK_M": 64, "BLOCK_N": 64}, head_dim=64),
-            _row(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32}, head_dim=128),
-            _row(4, 2, {"BLOCK_M": 32, "BLOCK_N": 32}),
-        ),
-        "sm_90": (
-            _row(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64}, head_dim=128),
-            _row(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32}),
-        ),
-        "sm_100": (
-            _row(4, 3, {"BLOCK_M": 64, "BLOCK_N": 64}, head_dim=128),
-            _row(4, 2, {"BLOCK_M": 64, "BLOCK_N": 32}),
-        ),
-        "interpreter": (_row(1, 1, {"BLOCK_M": 16, "BLOCK_N": 16}),),
-    },
-    # BLOCK tokens of the vocabulary a pass
-    "sampling": {
-        _ANY: (_row(8, 2, {"BLOCK": 4096}),),
-        "interpreter": (_row(1, 1, {"BLOCK": 64}),),
-    },
-    # a row a program, held in registers as a whole; about 16 elements a thread
-    "norm": {
-        _ANY: (
-            _row(2, 1, {}, hidden=1024),
-            _row(4, 1, {}, hidden=2048),
-            _row(8, 1, {}, hidden=8192),
-            _row(16, 1, {}),
-        ),
-    },
-    # BLOCK elements of a row a program
-    "activation": {
-        _ANY: (_row(4, 1, {"BLOCK": 1024}),),
-        "interpreter": (_row(1, 1, {"BLOCK": 64}),),
-    },
-    # HEADS heads of a token a program, so that a thread loads 16 bytes of each half of a head
-    "rope_kv": {
-        _ANY: (
-            _row(1, 1, {"HEADS": 8}, head_dim=64),
-            _row(2, 1, {"HEADS": 8}, head_dim=128),
-            _row(2, 1, {"HEADS": 4}),
-        ),
-        "interpreter": (_row(1, 1, {"HEADS": 2}),),
-    },
-}
+@contextmanager
+def trial(op: str, config: LaunchConfig) -> Iterator[None]:
+    """Within, launch ``op`` with ``config`` whatever the table says, in this whole process: for tuning alone."""
+    _trials[op] = config
+    launch_config.cache_clear()
+    try:
+        yield
+    finally:
+        del _trials[op]
+        launch_config.cache_clear()
 
 
 @functools.cache
@@ -132,11 +66,13 @@ def launch_config(op: str, arch: str, **shape: int) -> LaunchConfig:
     ValueError for an operation or an architecture that is not in the table, and KeyError where a number that a row
     depends on is missing.
     """
-    if op not in _TABLE:
-        raise ValueError(f"no launch settings for {op!r}; there are those of {', '.join(sorted(_TABLE))}")
+    if op not in TABLE:
+        raise ValueError(f"no launch settings for {op!r}; there are those of {', '.join(sorted(TABLE))}")
     if arch not in ARCHITECTURES:
         raise ValueError(f"unknown architecture {arch!r}; known are {', '.join(ARCHITECTURES)}")
-    rows = _TABLE[op].get(arch) or _TABLE[op][_ANY]
+    if op in _trials:
+        return _trials[op]
+    rows = TABLE[op].get(arch) or TABLE[op][ANY]
     return next(row.config for row in rows if row.holds(shape))
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from orchestra.kernels.aot import MODELS, AotCase, launches
+from orchestra.kernels.guard import on_device_of
 from orchestra.kernels.launch import arch_of, launch_config
 
 __all__ = ["aot_cases", "gelu_tanh_mul", "silu_mul"]
@@ -34,10 +35,11 @@ def _launch(gate_up: Tensor, *, gelu: bool) -> Tensor:
         raise ValueError("the elements of a row must lie side by side")
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        config = launch_config("activation", arch_of(gate_up.device))
-        _gated_kernel[(rows, triton.cdiv(width, config.blocks["BLOCK"]))](
-            gate_up, out, gate_up.stride(0), WIDTH=width, GELU=gelu, **config.blocks, **config.options
-        )
+        config = launch_config("activation", arch_of(gate_up.device), width=width)
+        with on_device_of(gate_up):
+            _gated_kernel[(rows, triton.cdiv(width, config.blocks["BLOCK"]))](
+                gate_up, out, gate_up.stride(0), WIDTH=width, GELU=gelu, **config.blocks, **config.options
+            )
     return out
 
 
@@ -68,7 +70,7 @@ def aot_cases() -> Iterator[AotCase]:
     for width in sorted({model.mlp for model in MODELS}):
         for dtype in ("bf16", "fp32") if width == 1536 else ("bf16",):
             for gelu in (False, True) if width == 1536 else (False,):
-                for config, absent in launches("activation"):
+                for config, absent in launches("activation", width=width):
                     yield AotCase(
                         name=f"{'gelu_tanh_mul' if gelu else 'silu_mul'} width={width} {dtype}",
                         kernel=_gated_kernel,

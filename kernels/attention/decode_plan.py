@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from orchestra.kernels.attention.block_table import BlockTable
 from orchestra.kernels.attention.decode_work import ITEM, MERGE, DecodeWork, decode_work
+from orchestra.kernels.kv_pool import head_dim_of
 from orchestra.kernels.launch import LaunchConfig, arch_of, launch_config
 
-__all__ = ["DecodePlan", "DecodePlanBuffer", "plan_decode"]
+__all__ = ["DecodePlan", "DecodePlanBuffer", "DecodeScratch", "plan_decode"]
 
 _PROGRAMS_PER_SM = 4  # that run side by side; there is room for six of bfloat16 and three of float32
 _SMS = 132  # of an H200; where there is no GPU to ask
 _STRICT_SPLIT = 256  # positions in a chunk where nothing but a row's own length may decide
 
 
+class DecodeScratch:
+    """Room for the partial results of one plan, made for the first layer that asks and kept.
+
+    So a layer allocates nothing, and a CUDA graph that was captured over the plan finds it where it was.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def tensors(self, slots: int, heads: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Float32: sums of values [slots, heads, head_dim], and what belongs to each [slots, heads, 2]."""
+        if (heads, head_dim) not in self._made:
+            sums = torch.empty((slots, heads, head_dim), dtype=torch.float32, device=device)
+            stats = torch.empty((slots, heads, 2), dtype=torch.float32, device=device)
+            self._made[heads, head_dim] = sums, stats
+        return self._made[heads, head_dim]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan:
     """The parts of a :class:`DecodeWork` on the pool's device. Items and merges beyond their number are zero.
 
-    ``rows`` is how many rows a decode must have, and ``slots`` how many partial results there may be.
+    ``rows`` is how many rows a decode must have, and ``slots`` how many partial results there may be. Those lie in
+    ``scratch``, which all layers share: a plan serves one stream at a time.
     """
 
     rows: int
@@ -31,6 +52,7 @@ class DecodePlan:
     merges: Tensor  # int32 [m, 3]
     tables: Tensor  # int32 [blocks]
     launch: LaunchConfig
+    scratch: DecodeScratch = field(default_factory=DecodeScratch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +67,7 @@ class _Rules:
 
     @classmethod
     def of(cls, pool: Tensor, window: int | None, strict: bool, num_sms: int | None) -> _Rules:
-        kv_heads, block_size, width = pool.shape[1:]
+        kv_heads, block_size = pool.shape[1:3]
         if num_sms is None:
             on_gpu = pool.device.type == "cuda"
             num_sms = torch.cuda.get_device_properties(pool.device).multi_processor_count if on_gpu else _SMS
@@ -54,10 +76,12 @@ class _Rules:
             window=window,
             split=_STRICT_SPLIT if strict else None,
             programs=max(1, num_sms * _PROGRAMS_PER_SM // kv_heads),
-            launch=launch_config("attention.decode", arch_of(pool.device), head_dim=width // 2),
+            launch=launch_config(
+                "attention.decode", arch_of(pool.device), head_dim=head_dim_of(pool), key_bytes=pool.itemsize
+            ),
         )
 
-    def work(self, block_tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> DecodeWork:
+    def work(self, block_tables: Sequence[BlockTable], lengths: Sequence[int]) -> DecodeWork:
         return decode_work(
             block_tables,
             lengths,
@@ -83,7 +107,7 @@ class _Rules:
 
 
 def plan_decode(
-    block_tables: Sequence[Sequence[int]],
+    block_tables: Sequence[BlockTable],
     lengths: Sequence[int],
     pool: Tensor,
     *,
@@ -96,7 +120,7 @@ def plan_decode(
     With a ``window`` it sees the last so many of them only. With ``strict`` a row is cut by its own length alone,
     and its parts are merged in the order of its positions, so that its result is the same to the last bit in any
     company; without, rows are cut such that all together fill the device. ``pool`` is any layer's; only its shape
-    and device matter. Rows may be in any order. Long block tables are quicker as ``array("i")`` than as lists.
+    and device matter. Rows may be in any order. Block tables are quickest as int32 (see `BlockTable`).
 
     ``num_sms`` is the number of the device's multiprocessors; None asks the device.
 
@@ -139,7 +163,7 @@ class DecodePlanBuffer:
         self._flat = torch.zeros(fixed + rows * blocks, dtype=torch.int32, device=pool.device)
         self.plan = rules.plan(self._flat, rows=rows, items=self._items, merges=self._merges, slots=most)
 
-    def fill(self, block_tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+    def fill(self, block_tables: Sequence[BlockTable], lengths: Sequence[int]) -> None:
         """Make :attr:`plan` that of these rows, in the order of the current stream; nothing waits.
 
         Raises ValueError where they are more or longer than there is room for, and as :func:`plan_decode` does.

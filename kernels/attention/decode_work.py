@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy
 from numpy.typing import NDArray
 
+from orchestra.kernels.attention.block_table import BlockTable
+
 __all__ = ["ITEM", "MERGE", "DecodeWork", "decode_work", "split_size"]
 
 ITEM = ("row", "table", "start", "end", "slot")
@@ -78,7 +80,7 @@ def split_size(seen: NDArray[numpy.int64], programs: int, tile: int) -> int:
 
 
 def decode_work(
-    block_tables: Sequence[Sequence[int]],
+    block_tables: Sequence[BlockTable],
     lengths: Sequence[int],
     *,
     block_size: int,
@@ -121,7 +123,7 @@ def decode_work(
 
 
 def _tables(
-    block_tables: Sequence[Sequence[int]], lows: NDArray[numpy.int64], highs: NDArray[numpy.int64]
+    block_tables: Sequence[BlockTable], lows: NDArray[numpy.int64], highs: NDArray[numpy.int64]
 ) -> tuple[NDArray[numpy.int64], _Ints]:
     """Entries ``lows[i]`` to ``highs[i]`` of each table, end to end, and where each table would begin in that.
 

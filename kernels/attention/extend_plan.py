@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from orchestra.kernels.attention.block_table import BlockTable
 from orchestra.kernels.attention.extend_work import ITEM, MERGE, extend_work
+from orchestra.kernels.kv_pool import head_dim_of
 from orchestra.kernels.launch import LaunchConfig, arch_of, launch_config
 
 __all__ = ["FEWEST_ROWS", "ExtendPlan", "plan_extend", "tiled"]
@@ -39,7 +41,7 @@ class ExtendPlan:
 
 
 def plan_extend(
-    block_tables: Sequence[Sequence[int]],
+    block_tables: Sequence[BlockTable],
     starts: Sequence[int],
     counts: Sequence[int],
     pool: Tensor,
@@ -50,15 +52,15 @@ def plan_extend(
     """Plan for runs of queries: sequence ``i`` has ``counts[i]`` of them at positions from ``starts[i]``.
 
     A query sees the positions up to its own, or with a ``window`` the last so many of them. ``heads`` is the
-    number of query heads. ``pool`` is any layer's; only its shape, type and device matter. The list is copied to
-    the device at once, and nothing waits for the copy.
+    number of query heads. ``pool`` is any layer's; only its shape, type and device matter. Block tables are
+    quickest as int32 (see `BlockTable`). The list is copied to the device at once, and nothing waits for the copy.
 
     Raises ValueError where a block table does not cover its run.
     """
-    kv_heads, block_size, width = pool.shape[1:]
+    kv_heads, block_size, head_dim = *pool.shape[1:3], head_dim_of(pool)
     group = heads // kv_heads
     programs = max(1, _sms(pool.device) * _PROGRAMS_PER_SM // kv_heads)  # of one KV head
-    launch = launch_config("attention.extend", arch_of(pool.device), head_dim=width // 2)
+    launch = launch_config("attention.extend", arch_of(pool.device), head_dim=head_dim)
     exact = pool.dtype == torch.float32
     rows = FEWEST_ROWS if exact else _rows(launch.blocks["BLOCK_M"], counts, group, programs)
     rows = max(rows, 1 << (group - 1).bit_length())
@@ -84,7 +86,7 @@ def plan_extend(
         items=items.view(-1, len(ITEM)),
         merges=merges.view(-1, len(MERGE)),
         tables=tables,
-        sums=torch.empty((*stats, width // 2), dtype=torch.float32, device=pool.device),
+        sums=torch.empty((*stats, head_dim), dtype=torch.float32, device=pool.device),
         maxima=torch.empty(stats, dtype=torch.float32, device=pool.device),
         totals=torch.empty(stats, dtype=torch.float32, device=pool.device),
         launch=launch,

@@ -16,6 +16,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from orchestra.kernels.attention.block_table import BlockTable
+
 __all__ = ["ITEM", "MERGE", "ExtendWork", "extend_work"]
 
 ITEM = ("token", "size", "position", "table", "first", "begin", "end", "slot")
@@ -54,7 +56,7 @@ class ExtendWork:
 
 
 def extend_work(
-    block_tables: Sequence[Sequence[int]],
+    block_tables: Sequence[BlockTable],
     starts: Sequence[int],
     counts: Sequence[int],
     *,
@@ -101,7 +103,7 @@ def extend_work(
     return ExtendWork(items=items.astype(numpy.int32), merges=merges.astype(numpy.int32), tables=tables)
 
 
-def _tables(block_tables: Sequence[Sequence[int]], blocks: _Ints) -> tuple[_Ints, NDArray[numpy.int32]]:
+def _tables(block_tables: Sequence[BlockTable], blocks: _Ints) -> tuple[_Ints, NDArray[numpy.int32]]:
     """The first ``blocks[i]`` entries of each table, end to end, and where each begins in that."""
     parts: list[NDArray[Any]] = []
     for table, needed in zip(block_tables, blocks.tolist(), strict=True):

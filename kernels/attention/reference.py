@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from orchestra.kernels.kv_pool import unpacked
+
 __all__ = ["DecodePlan", "ExtendPlan", "decode", "extend", "plan_decode", "plan_extend"]
 
 
@@ -90,7 +92,7 @@ def _keys_values(
     pool: Tensor, block_table: Sequence[int], length: int, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of the last ``window`` of the first ``length`` positions: [seen, kv_heads, head_dim]."""
-    block_size = pool.shape[2]
+    pool, block_size = unpacked(pool), pool.shape[2]
     first = 0 if window is None else max(0, length - window)
     tokens = [pool[block_table[p // block_size], :, p % block_size] for p in range(first, length)]
     keys, values = torch.stack(tokens).chunk(2, dim=-1)

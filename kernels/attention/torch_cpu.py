@@ -29,6 +29,8 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchestra.kernels.kv_pool import refuse_float8
+
 __all__ = ["DecodePlan", "ExtendPlan", "decode", "extend", "plan_decode", "plan_extend"]
 
 _QUERY_TILE = 128
@@ -107,6 +109,7 @@ def plan_decode(
     that is quicker. ``pool`` is any layer's; only its shape and type matter. Rows of similar length should be
     neighbours.
     """
+    refuse_float8(pool)
     token_bytes = pool[0, :, 0].nbytes
     seen = [length if window is None else min(length, window) for length in lengths]
 
@@ -225,6 +228,7 @@ def plan_extend(
     number of query heads.
     """
     kv_heads, head_dim = pool.shape[1], pool.shape[3] // 2
+    refuse_float8(pool)
     tiles = [list(_tiles(start, count, window)) for start, count in zip(starts, counts, strict=True)]
     # a tile's mask depends on its numbers of queries and keys only; a narrower one is the right end of a wider one
     widths: dict[int, int] = {}

@@ -17,10 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from orchestra.kernels.aot import MODELS, AotCase, ModelShape, launches
+from orchestra.kernels.aot import MODELS, NO_FLOAT8, AotCase, ModelShape, launches
 from orchestra.kernels.attention.decode_plan import DecodePlan, DecodePlanBuffer, plan_decode
 from orchestra.kernels.attention.decode_work import ITEM, MERGE
 from orchestra.kernels.attention.scores import padded, score_factors
+from orchestra.kernels.guard import on_device_of
+from orchestra.kernels.kv_pool import FLOAT8_MAX, absmax_of
 from orchestra.kernels.launch import LaunchConfig
 
 __all__ = ["DecodePlan", "DecodePlanBuffer", "aot_cases", "decode", "plan_decode"]
@@ -30,14 +32,15 @@ _MERGED_AT_ONCE = 32  # slots in a tile of the merging kernel
 _MERGE_LAUNCH = LaunchConfig(num_warps=4, num_stages=2)
 _ITEM_SIZE = tl.constexpr(len(ITEM))
 _MERGE_SIZE = tl.constexpr(len(MERGE))
+_FLOAT8_MAX = tl.constexpr(FLOAT8_MAX)
 
 
 def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: float | None = None) -> Tensor:
     """Attention of ``q`` [rows, heads, head_dim] over ``pool``: [rows, heads, head_dim], of q's type.
 
     Query head ``h`` reads KV head ``h // (heads / kv_heads)``. ``q`` and ``pool`` are float32, float16 or
-    bfloat16; where the types differ, keys and values are taken in q's. Products are added up in float32, and those
-    of float32 are not rounded to TF32.
+    bfloat16, and the pool may be float8 (see :mod:`orchestra.kernels.kv_pool`); where the types differ, keys and
+    values are taken in q's. Products are added up in float32, and those of float32 are not rounded to TF32.
 
     Raises ValueError where the plan is for another number of rows.
     """
@@ -48,48 +51,52 @@ def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: 
         q = q.contiguous()
     kv_heads, block_size = pool.shape[1:3]
     out = torch.empty((rows, heads, head_dim), dtype=q.dtype, device=q.device)
-    partials = torch.empty((plan.slots, heads, head_dim), dtype=torch.float32, device=q.device)
-    stats = torch.empty((plan.slots, heads, 2), dtype=torch.float32, device=q.device)
+    partials, stats = plan.scratch.tensors(plan.slots, heads, head_dim, q.device)
     inner, outer = score_factors(scale, softcap)
+    absmax = absmax_of(pool)
+    if absmax is not None:
+        inner /= FLOAT8_MAX
     head_padded = padded(head_dim)
-    _decode_kernel[(len(plan.items) * kv_heads,)](
-        q,
-        pool,
-        plan.items,
-        plan.tables,
-        out,
-        partials,
-        stats,
-        inner,
-        outer,
-        q.stride(0),
-        q.stride(1),
-        pool.stride(0),
-        pool.stride(1),
-        pool.stride(2),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        GROUP_PADDED=padded(heads // kv_heads),
-        HEAD_DIM=head_dim,
-        HEAD_PADDED=head_padded,
-        BLOCK_SIZE=block_size,
-        SOFTCAP=softcap is not None,
-        UPCAST=q.dtype == torch.bfloat16 and q.device.type == "cpu",
-        **plan.launch.blocks,
-        **plan.launch.options,
-    )
-    if len(plan.merges):
-        _merge_kernel[(len(plan.merges) * heads,)](
-            plan.merges,
+    with on_device_of(q):
+        _decode_kernel[(len(plan.items) * kv_heads,)](
+            q,
+            pool,
+            absmax,
+            plan.items,
+            plan.tables,
+            out,
             partials,
             stats,
-            out,
+            inner,
+            outer,
+            q.stride(0),
+            q.stride(1),
+            pool.stride(0),
+            pool.stride(1),
+            2 * head_dim if absmax is not None else pool.stride(2),
             HEADS=heads,
+            KV_HEADS=kv_heads,
+            GROUP_PADDED=padded(heads // kv_heads),
             HEAD_DIM=head_dim,
             HEAD_PADDED=head_padded,
-            SLOTS=_MERGED_AT_ONCE,
-            **_MERGE_LAUNCH.options,
+            BLOCK_SIZE=block_size,
+            SOFTCAP=softcap is not None,
+            UPCAST=q.dtype == torch.bfloat16 and q.device.type == "cpu",
+            **plan.launch.blocks,
+            **plan.launch.options,
         )
+        if len(plan.merges):
+            _merge_kernel[(len(plan.merges) * heads,)](
+                plan.merges,
+                partials,
+                stats,
+                out,
+                HEADS=heads,
+                HEAD_DIM=head_dim,
+                HEAD_PADDED=head_padded,
+                SLOTS=_MERGED_AT_ONCE,
+                **_MERGE_LAUNCH.options,
+            )
     return out
 
 
@@ -97,6 +104,7 @@ def decode(q: Tensor, pool: Tensor, plan: DecodePlan, scale: float, *, softcap: 
 def _decode_kernel(
     q,
     pool,
+    absmax,
     items,
     tables,
     out,
@@ -124,7 +132,9 @@ def _decode_kernel(
     A program is an item and, fastest, a KV head: long items come first for all heads. Strides are in elements.
     ``out`` is [rows, heads, head_dim]. ``partials`` [slots, heads, head_dim] are sums of weighted values not yet
     divided by the sum of weights; ``stats`` [slots, heads, 2] are the largest score, in powers of two, and that
-    sum. With UPCAST all is computed in float32, for the interpreter has no arithmetic of bfloat16.
+    sum. ``absmax`` is a float8 pool as float32, and else None: its scales multiply scores and weights, which are
+    fewer than keys and values, and a token is then 2 * HEAD_DIM elements behind the last. With UPCAST all is
+    computed in float32, for the interpreter has no arithmetic of bfloat16.
     """
     program = tl.program_id(0)
     item = items + program // KV_HEADS * _ITEM_SIZE
@@ -145,6 +155,8 @@ def _decode_kernel(
     if UPCAST:
         query = query.to(tl.float32)
     keys_values = pool + kv_head.to(tl.int64) * pool_head + dim[None, :]
+    if absmax is not None:  # behind the keys and values of a block and head; strides are in float8
+        absmaxes = absmax + kv_head.to(tl.int64) * (pool_head // 4) + BLOCK_SIZE * HEAD_DIM // 2
 
     peak = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
@@ -176,6 +188,15 @@ def _decode_kernel(
             value = value.to(query.dtype)
 
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * inner
+            if absmax is not None:
+                scales = absmaxes + block.to(tl.int64) * (pool_block // 4) + position % BLOCK_SIZE * 2
+                if rest:
+                    key_scale = tl.load(scales, mask=seen, other=0.0)
+                    value_scale = tl.load(scales + 1, mask=seen, other=0.0)
+                else:
+                    key_scale = tl.load(scales)
+                    value_scale = tl.load(scales + 1)
+                score *= key_scale[None, :]
             if SOFTCAP:
                 score = outer - 2.0 * outer / (tl.exp2(score) + 1.0)
             if rest:
@@ -184,8 +205,12 @@ def _decode_kernel(
             weight = tl.exp2(score - new_peak[:, None])
             fade = tl.exp2(peak - new_peak)
             total = total * fade + tl.sum(weight, 1)
+            if absmax is not None:
+                weight *= value_scale[None, :]
             result = tl.dot(weight.to(query.dtype), value, result * fade[:, None], input_precision="ieee")
             peak = new_peak
+    if absmax is not None:
+        result *= 1.0 / _FLOAT8_MAX
 
     if slot < 0:
         place = out + (row * HEADS + head[:, None]) * HEAD_DIM + dim[None, :]
@@ -241,22 +266,28 @@ def _merge_kernel(
 
 
 def aot_cases() -> Iterator[AotCase]:
-    """Yield the kernels as each model launches them; Gemma 2's soft-cap with the smallest."""
+    """Yield the kernels as each model launches them; Gemma 2's soft-cap and float8 with some."""
     for model in MODELS:
-        yield from _model_cases(model, "bf16")
-    yield from _model_cases(MODELS[0], "fp32")
-    yield from _model_cases(MODELS[0], "bf16", softcap=True)
+        yield from _decode_cases(model, "bf16")
+        yield _merge_case(model, "bf16")
+        if model.name in ("135M", "8B", "head 256"):
+            yield from _decode_cases(model, "bf16", float8=True)
+    yield from _decode_cases(MODELS[0], "fp32")
+    yield _merge_case(MODELS[0], "fp32")
+    yield from _decode_cases(MODELS[0], "bf16", softcap=True)
 
 
-def _model_cases(model: ModelShape, dtype: str, *, softcap: bool = False) -> Iterator[AotCase]:
-    group = model.heads // model.kv_heads
-    shape = f"head={model.head_dim} group={group} {dtype}"
+def _decode_cases(
+    model: ModelShape, dtype: str, *, softcap: bool = False, float8: bool = False
+) -> Iterator[AotCase]:
     quick = model is MODELS[0] and dtype == "bf16" and not softcap
-    for config, absent in launches("attention.decode", head_dim=model.head_dim):
+    without = NO_FLOAT8 if float8 else frozenset()
+    key_bytes = 1 if float8 else {"bf16": 2, "fp32": 4}[dtype]
+    for config, absent in launches("attention.decode", without, head_dim=model.head_dim, key_bytes=key_bytes):
         values: dict[str, object] = {
             "HEADS": model.heads,
             "KV_HEADS": model.kv_heads,
-            "GROUP_PADDED": padded(group),
+            "GROUP_PADDED": padded(model.heads // model.kv_heads),
             "HEAD_DIM": model.head_dim,
             "HEAD_PADDED": padded(model.head_dim),
             "BLOCK_SIZE": 16,
@@ -265,35 +296,46 @@ def _model_cases(model: ModelShape, dtype: str, *, softcap: bool = False) -> Ite
             **config.blocks,
         }
         arguments = (
-            {"q": f"*{dtype}", "pool": f"*{dtype}", "items": "*i32", "tables": "*i32", "out": f"*{dtype}"}
+            {"q": f"*{dtype}", "pool": "*fp8e4nv" if float8 else f"*{dtype}"}
+            | {"absmax": "*fp32" if float8 else "constexpr"}
+            | {"items": "*i32", "tables": "*i32", "out": f"*{dtype}"}
             | dict.fromkeys(("partials", "stats"), "*fp32")
             | dict.fromkeys(("inner", "outer"), "fp32")
             | dict.fromkeys(("q_row", "q_head", "pool_block", "pool_head", "pool_token"), "i32")
         )
         yield AotCase(
-            name=f"attention.decode {shape}{' softcap' if softcap else ''}",
+            name=f"attention.decode {_label(model, dtype)}{' softcap' * softcap}{' float8' * float8}",
             kernel=_decode_kernel,
             signature=arguments | dict.fromkeys(values, "constexpr"),
-            constexprs=values,
-            aligned=frozenset(arguments) - {"inner", "outer"},
+            constexprs=values if float8 else {"absmax": None, **values},
+            aligned=frozenset(name for name, kind in arguments.items() if kind not in ("fp32", "constexpr")),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             asked=frozenset({"cp.async"} if dtype == "fp32" else {"cp.async", "mma"}),
             absent=absent,
             quick=quick,
         )
-    if softcap:
-        return  # it is merged as without
-    values = {"HEADS": model.heads, "HEAD_DIM": model.head_dim, "HEAD_PADDED": padded(model.head_dim)}
+
+
+def _merge_case(model: ModelShape, dtype: str) -> AotCase:
+    values: dict[str, object] = {
+        "HEADS": model.heads,
+        "HEAD_DIM": model.head_dim,
+        "HEAD_PADDED": padded(model.head_dim),
+        "SLOTS": _MERGED_AT_ONCE,
+    }
     arguments = {"merges": "*i32", "partials": "*fp32", "stats": "*fp32", "out": f"*{dtype}"}
-    values["SLOTS"] = _MERGED_AT_ONCE
-    yield AotCase(
-        name=f"attention.decode merge {shape}",
+    return AotCase(
+        name=f"attention.decode merge {_label(model, dtype)}",
         kernel=_merge_kernel,
         signature=arguments | dict.fromkeys(values, "constexpr"),
         constexprs=values,
         aligned=frozenset(arguments),
         num_warps=_MERGE_LAUNCH.num_warps,
         num_stages=_MERGE_LAUNCH.num_stages,
-        quick=quick,
+        quick=model is MODELS[0] and dtype == "bf16",
     )
+
+
+def _label(model: ModelShape, dtype: str) -> str:
+    return f"head={model.head_dim} group={model.heads // model.kv_heads} {dtype}"

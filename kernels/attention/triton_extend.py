@@ -19,10 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from orchestra.kernels.aot import MODELS, AotCase, ModelShape, launches
+from orchestra.kernels.aot import MODELS, NO_FLOAT8, AotCase, ModelShape, launches
 from orchestra.kernels.attention.extend_plan import FEWEST_ROWS, ExtendPlan, plan_extend, tiled
 from orchestra.kernels.attention.extend_work import ITEM, MERGE
 from orchestra.kernels.attention.scores import padded, score_factors
+from orchestra.kernels.guard import on_device_of
+from orchestra.kernels.kv_pool import FLOAT8_MAX, absmax_of
 from orchestra.kernels.launch import LaunchConfig
 
 __all__ = ["ExtendPlan", "aot_cases", "extend", "plan_extend"]
@@ -30,6 +32,7 @@ __all__ = ["ExtendPlan", "aot_cases", "extend", "plan_extend"]
 _MERGE_LAUNCH = LaunchConfig(blocks={"ROWS_AT_ONCE": FEWEST_ROWS})
 _ITEM_SIZE = tl.constexpr(len(ITEM))
 _MERGE_SIZE = tl.constexpr(len(MERGE))
+_FLOAT8_MAX = tl.constexpr(FLOAT8_MAX)
 # Less than any score, yet finite: a row that has seen no key so far needs no case of its own, as its weights
 # exp2(-inf - _NOTHING) are 0 where exp2(-inf - -inf) would be NaN.
 _NOTHING = tl.constexpr(-1.0e30)
@@ -38,9 +41,9 @@ _NOTHING = tl.constexpr(-1.0e30)
 def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float, *, softcap: float | None = None) -> Tensor:
     """Attention of ``q`` [sum(counts), heads, head_dim], the runs end to end, over ``pool``: the same shape.
 
-    The result has q's type. ``q`` may be strided. ``q`` and ``pool`` are float32, float16 or bfloat16; where the
-    types differ, keys and values are taken in q's. Sums are in float32 throughout, and products of float32 are not
-    rounded to TF32.
+    The result has q's type. ``q`` may be strided. ``q`` and ``pool`` are float32, float16 or bfloat16, and the
+    pool may be float8 (see :mod:`orchestra.kernels.kv_pool`); where the types differ, keys and values are taken in
+    q's. Sums are in float32 throughout, and products of float32 are not rounded to TF32.
 
     Raises ValueError where the plan is for another number of queries.
     """
@@ -54,42 +57,47 @@ def extend(q: Tensor, pool: Tensor, plan: ExtendPlan, scale: float, *, softcap: 
         q = q.contiguous()
     kv_heads, block_size = pool.shape[1:3]
     inner, outer = score_factors(scale, softcap)
+    absmax = absmax_of(pool)
+    if absmax is not None:
+        inner /= FLOAT8_MAX
     partial = (plan.sums, plan.maxima, plan.totals)
     shape = _shape(heads, kv_heads, head_dim)
-    _extend_kernel[(len(plan.items) * kv_heads,)](
-        q,
-        pool,
-        plan.items,
-        plan.tables,
-        out,
-        *partial,
-        inner,
-        outer,
-        plan.window or 0,
-        q.stride(0),
-        q.stride(1),
-        pool.stride(0),
-        pool.stride(1),
-        pool.stride(2),
-        **shape,
-        BLOCK_SIZE=block_size,
-        WINDOWED=plan.window is not None,
-        SOFTCAP=softcap is not None,
-        UPCAST=q.dtype == torch.bfloat16 and q.device.type == "cpu",
-        **plan.launch.blocks,
-        **plan.launch.options,
-    )
-    if len(plan.merges):
-        rows = plan.launch.blocks["BLOCK_M"]
-        _merge_kernel[(len(plan.merges) * kv_heads * (rows // FEWEST_ROWS),)](
-            plan.merges,
-            *partial,
+    with on_device_of(q):
+        _extend_kernel[(len(plan.items) * kv_heads,)](
+            q,
+            pool,
+            absmax,
+            plan.items,
+            plan.tables,
             out,
+            *partial,
+            inner,
+            outer,
+            plan.window or 0,
+            q.stride(0),
+            q.stride(1),
+            pool.stride(0),
+            pool.stride(1),
+            2 * head_dim if absmax is not None else pool.stride(2),
             **shape,
-            BLOCK_M=rows,
-            **_MERGE_LAUNCH.blocks,
-            **_MERGE_LAUNCH.options,
+            BLOCK_SIZE=block_size,
+            WINDOWED=plan.window is not None,
+            SOFTCAP=softcap is not None,
+            UPCAST=q.dtype == torch.bfloat16 and q.device.type == "cpu",
+            **plan.launch.blocks,
+            **plan.launch.options,
         )
+        if len(plan.merges):
+            rows = plan.launch.blocks["BLOCK_M"]
+            _merge_kernel[(len(plan.merges) * kv_heads * (rows // FEWEST_ROWS),)](
+                plan.merges,
+                *partial,
+                out,
+                **shape,
+                BLOCK_M=rows,
+                **_MERGE_LAUNCH.blocks,
+                **_MERGE_LAUNCH.options,
+            )
     return out
 
 
@@ -107,6 +115,7 @@ def _shape(heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
 def _extend_kernel(
     q,
     pool,
+    absmax,
     items,
     tables,
     out,
@@ -137,8 +146,9 @@ def _extend_kernel(
     A program is an item and, fastest, a KV head: long items come first for all heads. Row r is query r // GROUP of
     the item and head r % GROUP of the group. Strides are in elements. ``out`` is [tokens, heads, head_dim]. Of a
     partial result ``sums`` are the weighted values not yet divided by the sum of weights, ``maxima`` the largest
-    score, in powers of two, and ``totals`` that sum. With UPCAST all is computed in float32, for the interpreter
-    has no arithmetic of bfloat16.
+    score, in powers of two, and ``totals`` that sum. ``absmax`` is a float8 pool as float32, and else None: its
+    scales multiply scores and weights, and a token is then 2 * HEAD_DIM elements behind the last. With UPCAST all
+    is computed in float32, for the interpreter has no arithmetic of bfloat16.
     """
     program = tl.program_id(0)
     item = items + program // KV_HEADS * _ITEM_SIZE
@@ -163,6 +173,8 @@ def _extend_kernel(
     if UPCAST:
         query = query.to(tl.float32)
     keys_values = pool + kv_head.to(tl.int64) * pool_head + dim[None, :]
+    if absmax is not None:  # behind the keys and values of a block and head; strides are in float8
+        absmaxes = absmax + kv_head.to(tl.int64) * (pool_head // 4) + BLOCK_SIZE * HEAD_DIM // 2
 
     # From `left` to `right` every query sees every key: the last one's window begins before, the first is behind.
     left = begin
@@ -201,6 +213,15 @@ def _extend_kernel(
             value = value.to(query.dtype)
 
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * inner
+            if absmax is not None:
+                scales = absmaxes + block.to(tl.int64) * (pool_block // 4) + key_position % BLOCK_SIZE * 2
+                if zone == 1:
+                    key_scale = tl.load(scales)
+                    value_scale = tl.load(scales + 1)
+                else:
+                    key_scale = tl.load(scales, mask=there, other=0.0)
+                    value_scale = tl.load(scales + 1, mask=there, other=0.0)
+                score *= key_scale[None, :]
             if SOFTCAP:
                 score = outer - 2.0 * outer / (tl.exp2(score) + 1.0)
             if zone != 1:
@@ -213,8 +234,12 @@ def _extend_kernel(
             weight = tl.exp2(score - new_peak[:, None])
             fade = tl.exp2(peak - new_peak)
             total = total * fade + tl.sum(weight, 1)
+            if absmax is not None:
+                weight *= value_scale[None, :]
             result = tl.dot(weight.to(query.dtype), value, result * fade[:, None], input_precision="ieee")
             peak = new_peak
+    if absmax is not None:
+        result *= 1.0 / _FLOAT8_MAX
 
     if slot < 0:
         entry = (token + nth).to(tl.int64) * (KV_HEADS * GROUP) + head
@@ -276,25 +301,39 @@ def _merge_kernel(
 
 
 def aot_cases() -> Iterator[AotCase]:
-    """Yield the kernels as each model launches them, tiles of every size; types and masks with the first."""
+    """Yield the kernels as each model launches them, tiles of every size; types and masks with some."""
     for model in MODELS:
-        for rows in (FEWEST_ROWS, 64, 128):
-            yield from _extend_cases(model, "bf16", rows)
+        for size in _SIZES:
+            yield from _extend_cases(model, "bf16", size)
         yield _merge_case(model, "bf16")
-    yield from _extend_cases(MODELS[0], "fp16", 64)
-    yield from _extend_cases(MODELS[0], "fp32", FEWEST_ROWS)
-    yield from _extend_cases(MODELS[0], "bf16", 64, windowed=True, softcap=True)
+        if model.name in ("135M", "8B"):
+            yield from _extend_cases(model, "bf16", "usual", float8=True)
+    yield from _extend_cases(MODELS[0], "fp16", "usual")
+    yield from _extend_cases(MODELS[0], "fp32", "fewest")
+    yield from _extend_cases(MODELS[0], "bf16", "usual", windowed=True, softcap=True)
+
+
+_SIZES = ("fewest", "usual", "twice")  # of tiles: what `plan_extend` chooses among
 
 
 def _extend_cases(
-    model: ModelShape, dtype: str, rows: int, *, windowed: bool = False, softcap: bool = False
+    model: ModelShape,
+    dtype: str,
+    size: str,
+    *,
+    windowed: bool = False,
+    softcap: bool = False,
+    float8: bool = False,
 ) -> Iterator[AotCase]:
-    kind = f"{' windowed' if windowed else ''}{' softcap' if softcap else ''}"
-    asked = {"16-byte loads", "16-byte stores"}
-    if dtype != "fp32":
-        asked |= {"cp.async", "wgmma", "tcgen05"} if rows >= 64 else {"cp.async", "mma"}
-    for config, absent in launches("attention.extend", head_dim=model.head_dim):
+    kind = f"{' windowed' * windowed}{' softcap' * softcap}{' float8' * float8}"
+    without = NO_FLOAT8 if float8 else frozenset()
+    for config, absent in launches("attention.extend", without, head_dim=model.head_dim):
+        usual = config.blocks["BLOCK_M"]
+        rows = {"fewest": FEWEST_ROWS, "usual": usual, "twice": 2 * usual}[size]
         launch = tiled(config, rows, exact=dtype == "fp32")
+        asked = {"16-byte loads", "16-byte stores"}
+        if dtype != "fp32":
+            asked |= {"cp.async", "wgmma", "tcgen05"} if rows >= 64 else {"cp.async", "mma"}
         values: dict[str, object] = {
             **_shape(model.heads, model.kv_heads, model.head_dim),
             "BLOCK_SIZE": 16,
@@ -304,7 +343,9 @@ def _extend_cases(
             **launch.blocks,
         }
         arguments = {
-            **dict.fromkeys(("q", "pool"), f"*{dtype}"),
+            "q": f"*{dtype}",
+            "pool": "*fp8e4nv" if float8 else f"*{dtype}",
+            "absmax": "*fp32" if float8 else "constexpr",
             **dict.fromkeys(("items", "tables"), "*i32"),
             "out": f"*{dtype}",
             **dict.fromkeys(("sums", "maxima", "totals"), "*fp32"),
@@ -316,13 +357,13 @@ def _extend_cases(
             name=f"attention.extend {_label(model, dtype)} rows={rows}{kind}",
             kernel=_extend_kernel,
             signature=arguments | dict.fromkeys(values, "constexpr"),
-            constexprs=values,
-            aligned=frozenset(arguments) - {"inner", "outer", "window"},
+            constexprs=values if float8 else {"absmax": None, **values},
+            aligned=frozenset(arguments) - {"inner", "outer", "window"} - (set() if float8 else {"absmax"}),
             num_warps=launch.num_warps,
             num_stages=launch.num_stages,
             asked=frozenset(asked),
             absent=absent,
-            quick=model is MODELS[0] and rows == 64 and dtype == "bf16" and not kind,
+            quick=model is MODELS[0] and size == "usual" and dtype == "bf16" and not kind,
         )
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from orchestra.kernels.aot import MODELS, AotCase, launches
+from orchestra.kernels.guard import on_device_of
 from orchestra.kernels.launch import arch_of, launch_config
 
 __all__ = ["add_rms_norm", "aot_cases", "rms_norm"]
@@ -44,18 +45,19 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps
     if not rows:
         return
     config = launch_config("norm", arch_of(x.device), hidden=hidden)
-    _rms_norm_kernel[(rows,)](
-        x,
-        residual,
-        weight,
-        out,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        eps,
-        HIDDEN=hidden,
-        BLOCK=triton.next_power_of_2(hidden),
-        **config.options,
-    )
+    with on_device_of(x):
+        _rms_norm_kernel[(rows,)](
+            x,
+            residual,
+            weight,
+            out,
+            x.stride(0),
+            0 if residual is None else residual.stride(0),
+            eps,
+            HIDDEN=hidden,
+            BLOCK=triton.next_power_of_2(hidden),
+            **config.options,
+        )
 
 
 @triton.jit

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from orchestra.kernels.kv_pool import head_dim_of, write_slots
+
 __all__ = ["rope_kv"]
 
 
@@ -24,15 +26,15 @@ def rope_kv(
     ``cos``, ``sin`` [tokens, head_dim / 2]: of each token's position. Dimension ``i`` turns with dimension
     ``i + head_dim / 2`` (the half-rotation layout of Hugging Face checkpoints).
     ``slots`` int64 [tokens, kv_heads]: where each key and value go, as rows of the flattened pool, all different.
-    ``pool`` [blocks, kv_heads, block_size, 2 * head_dim]: written in place.
+    ``pool`` [blocks, kv_heads, block_size, 2 * head_dim]: written in place, in its own type. That may be float8
+    (see :mod:`orchestra.kernels.kv_pool`).
     ``qk_norm`` [heads + kv_heads, head_dim]: weights of an RMSNorm of each query and key head before it turns,
     with ``eps``; None where there is none.
     Returns [tokens, heads, head_dim].
     """
-    kv_heads, head_dim = pool.shape[1], pool.shape[3] // 2
+    kv_heads, head_dim = pool.shape[1], head_dim_of(pool)
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     half = head_dim // 2
-    rows = pool.view(-1, 2 * head_dim)
     queries = torch.empty(qkv.shape[0], heads, head_dim, dtype=qkv.dtype)
     for token, vectors in enumerate(qkv.view(qkv.shape[0], -1, head_dim)):
         for head in range(heads + kv_heads):
@@ -47,5 +49,5 @@ def rope_kv(
                 queries[token, head] = turned
             else:
                 value = vectors[head + kv_heads]
-                rows[slots[token, head - heads]] = torch.cat([turned, value])
+                write_slots(pool, slots[token, head - heads, None], turned[None], value[None])
     return queries

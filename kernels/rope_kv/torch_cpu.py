@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from orchestra.kernels.kv_pool import refuse_float8
+
 __all__ = ["rope_kv"]
 
 
@@ -29,6 +31,7 @@ def rope_kv(
     with ``eps``; None where there is none.
     Returns [tokens, heads, head_dim].
     """
+    refuse_float8(pool)
     kv_heads, head_dim = pool.shape[1], pool.shape[3] // 2
     vectors = qkv.view(qkv.shape[0], -1, 2, head_dim // 2)  # [tokens, heads + 2 * kv_heads, 2, half]
     both = vectors[:, :-kv_heads]  # queries and keys

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from orchestra.kernels.aot import AotCase, launches
+from orchestra.kernels.guard import on_device_of
 from orchestra.kernels.launch import LaunchConfig, arch_of, launch_config
 from orchestra.kernels.sampling.triton_filter import keep_mask, thresholds
 from orchestra.kernels.sampling.triton_noise import exponential, natural_log, row_key
@@ -109,12 +110,14 @@ def _race(
     winners = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
     peaks = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
     given = (logits, temperature, seeds, positions)
-    _race_kernel[(rows, chunks)](
-        *given, found, tops, winners, peaks, logits.stride(0), vocab, chunks, **config.blocks, **config.options
-    )
-    _finish_kernel[(rows,)](
-        *given, winners, peaks, drawn, logits.stride(0), chunks, BLOCK=_finish_block(chunks), **_FINISH.options
-    )
+    stride = logits.stride(0)
+    with on_device_of(logits):
+        _race_kernel[(rows, chunks)](
+            *given, found, tops, winners, peaks, stride, vocab, chunks, **config.blocks, **config.options
+        )
+        _finish_kernel[(rows,)](
+            *given, winners, peaks, drawn, stride, chunks, BLOCK=_finish_block(chunks), **_FINISH.options
+        )
     return drawn
 
 

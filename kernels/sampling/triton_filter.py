@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from orchestra.kernels.aot import AotCase, launches
+from orchestra.kernels.guard import on_device_of
 from orchestra.kernels.launch import LaunchConfig, arch_of, launch_config
 
 __all__ = ["aot_cases", "keep_mask", "thresholds"]
@@ -78,16 +79,19 @@ def thresholds(
     filters = (temperature, top_k, top_p, None if min_p is None else min_p.log())
     maxima, keys = made(rows, groups, dtype=torch.int32), made(rows, vocab, dtype=torch.int32)
     least, light, tally = made(rows), made(rows), made(rows, 2, dtype=torch.int64)
-    _survey_kernel[(rows, chunks)](
-        values, *filters, maxima, values.stride(0), vocab, groups, GROUP=group, BLOCK=block, **config.options
-    )
-    _bound_kernel[(rows,)](
-        *filters, maxima, tops, least, light, tally, found, vocab, groups, BLOCK=_MOST_GROUPS, **_BOUND.options
-    )
-    _gather_kernel[(rows, chunks)](
-        values, *filters, tops, least, light, tally, keys, values.stride(0), vocab, BLOCK=block, **config.options
-    )
-    _search_kernel[(rows,)](*filters, tally, keys, found, vocab, BLOCK=block, **config.options)
+    stride = values.stride(0)
+    bounds = (tops, least, light, tally)
+    with on_device_of(values):
+        _survey_kernel[(rows, chunks)](
+            values, *filters, maxima, stride, vocab, groups, GROUP=group, BLOCK=block, **config.options
+        )
+        _bound_kernel[(rows,)](
+            *filters, maxima, *bounds, found, vocab, groups, BLOCK=_MOST_GROUPS, **_BOUND.options
+        )
+        _gather_kernel[(rows, chunks)](
+            values, *filters, *bounds, keys, stride, vocab, BLOCK=block, **config.options
+        )
+        _search_kernel[(rows,)](*filters, tally, keys, found, vocab, BLOCK=block, **config.options)
     return found, tops
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from orchestra.kernels.aot import AotCase, launches
+from orchestra.kernels.guard import on_device_of
 from orchestra.kernels.launch import arch_of, launch_config
 
 __all__ = ["aot_cases", "exponential", "exponential_noise", "natural_log", "row_key"]
@@ -33,9 +34,10 @@ def exponential_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
     noise = torch.empty(len(seeds), vocab, dtype=torch.float32, device=seeds.device)
     if len(seeds):
         config = launch_config("sampling", arch_of(seeds.device), vocab=vocab)
-        _noise_kernel[(len(seeds), triton.cdiv(vocab, config.blocks["BLOCK"]))](
-            seeds, positions, noise, vocab, **config.blocks, **config.options
-        )
+        with on_device_of(seeds):
+            _noise_kernel[(len(seeds), triton.cdiv(vocab, config.blocks["BLOCK"]))](
+                seeds, positions, noise, vocab, **config.blocks, **config.options
+            )
     return noise
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from orchestra.kernels.aot import AotCase, launches
+from orchestra.kernels.guard import on_device_of
 from orchestra.kernels.launch import arch_of, launch_config
 from orchestra.kernels.sampling.torch_cpu import add_bias, penalize
 
@@ -32,17 +33,18 @@ def forbid(logits: Tensor, allowed: Tensor) -> Tensor:
     left = torch.empty(rows, vocab, dtype=logits.dtype, device=logits.device)
     if rows:
         config = launch_config("sampling", arch_of(logits.device), vocab=vocab)
-        _forbid_kernel[(rows, triton.cdiv(vocab, config.blocks["BLOCK"]))](
-            logits,
-            allowed,
-            left,
-            logits.stride(0),
-            allowed.stride(0),
-            vocab,
-            allowed.shape[1],
-            **config.blocks,
-            **config.options,
-        )
+        with on_device_of(logits):
+            _forbid_kernel[(rows, triton.cdiv(vocab, config.blocks["BLOCK"]))](
+                logits,
+                allowed,
+                left,
+                logits.stride(0),
+                allowed.stride(0),
+                vocab,
+                allowed.shape[1],
+                **config.blocks,
+                **config.options,
+            )
     return left
 
 

@@ -48,6 +48,30 @@ def test_kernels_compile_within_the_limits_of_their_targets(tmp_path: Path) -> N
 
 
 @needs_triton
+def test_launches_that_are_tried_when_tuning_compile(tmp_path: Path) -> None:
+    """The first and the last of two cases; `python -m orchestra.kernels.tune --compile sm_90` is all of them."""
+    program = """if True:
+        import sys
+        from dataclasses import replace
+        from orchestra.kernels import tune
+        first = {case.op: case for case in reversed(list(tune.tuning_cases()))}
+        few = [replace(first[op], candidates=first[op].candidates[::14]) for op in ("rope_kv", "norm")]
+        tune.tuning_cases = lambda: few
+        sys.exit(tune.main(["--compile", "sm_90"]))
+    """
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0,
+        [
+            "rope_kv head_dim=64 HEADS=1 warps=1 stages=1: fits",
+            "rope_kv head_dim=64 HEADS=16 warps=4 stages=1: fits",
+            "norm hidden=1024 warps=1 stages=1: fits",
+        ],
+    ), done.stderr
+
+
+@needs_triton
 def test_it_says_so_where_kernels_are_interpreted() -> None:
     done = command("--quick", TRITON_INTERPRET="1")
     assert (done.returncode, done.stdout) == (2, "")
@@ -127,7 +151,7 @@ def test_two_cases_of_a_name_are_for_different_targets(modules: Callable[..., No
 
 
 def test_each_target_is_launched_once() -> None:
-    for op, shape in (("attention.decode", {"head_dim": 64}), ("norm", {"hidden": 576})):
+    for op, shape in (("attention.decode", {"head_dim": 64, "key_bytes": 2}), ("norm", {"hidden": 576})):
         covered = [target for _, absent in launches(op, **shape) for target in TARGETS if target not in absent]
         assert sorted(covered) == sorted(TARGETS)
 
@@ -142,6 +166,20 @@ def test_masked_loads_say_what_they_read_elsewhere() -> None:
                 if (len(node.args) > 1 or "mask" in named) and "other" not in named:
                     silent.append(f"{path.relative_to(KERNELS)}:{node.lineno}")
     assert silent == []
+
+
+def test_kernels_are_launched_on_the_device_of_their_tensors() -> None:
+    """Triton launches on the current device, which on a machine with several need not be it."""
+    guarded: set[tuple[Path, int]] = set()
+    launched: list[tuple[Path, int]] = []
+    for path in KERNELS.glob("*/triton_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.With) and ast.unparse(node.items[0]).startswith("on_device_of("):
+                guarded |= {(path, inner.lineno) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                launched.append((path, node.lineno))
+    assert len(launched) > 10
+    assert set(launched) - guarded == set()
 
 
 def test_triton_is_imported_by_its_own_modules_alone() -> None:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from orchestra.kernels.launch import ARCHITECTURES, LaunchConfig, arch_of, launch_config
+from orchestra.kernels.launch import ARCHITECTURES, TABLE_FILE, LaunchConfig, arch_of, launch_config, trial
+from orchestra.kernels.launch_table import read_table, written_table
 
 OPERATIONS = ["activation", "attention.decode", "attention.extend", "norm", "rope_kv", "sampling"]
-SMALL = {"head_dim": 1, "hidden": 1}
-HUGE = {"head_dim": 1 << 20, "hidden": 1 << 20}
+NUMBERS = ("head_dim", "key_bytes", "hidden", "width", "vocab")
+SMALL = dict.fromkeys(NUMBERS, 1)
+HUGE = dict.fromkeys(NUMBERS, 1 << 20)
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,37 @@ def test_what_is_not_in_the_table_is_refused() -> None:
         launch_config("norm", "sm_70", hidden=64)
     with pytest.raises(KeyError, match="hidden"):
         launch_config("norm", "sm_90")
+
+
+def test_the_table_is_written_as_it_is_read() -> None:
+    text = TABLE_FILE.read_text(encoding="utf-8")
+    assert written_table(read_table(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('{"sm_70": [{"warps": 4, "stages": 1}]}', "unknown architecture 'sm_70'"),
+        ('{"sm_90": [{"warps": 4, "stages": 1}]}', "no rows for 'any'"),
+        ('{"any": []}', "the last row must be for all shapes"),
+        ('{"any": [{"up_to": {"hidden": 64}, "warps": 4, "stages": 1}]}', "the last row must be for all shapes"),
+        ('{"any": [{"warps": 4, "stages": 1, "wraps": 2}]}', "a row has no wraps"),
+        ('{"any": [{"warps": 4}]}', "whole numbers above 0"),
+        ('{"any": [{"blocks": {"BLOCK": "64"}, "warps": 4, "stages": 1}]}', "whole numbers above 0"),
+    ],
+)
+def test_a_table_that_cannot_be_meant_is_refused(rows: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_table(f'{{"norm": {rows}}}')
+
+
+def test_a_trial_holds_for_its_operation_while_it_lasts() -> None:
+    usual, tried = launch_config("norm", "sm_90", hidden=64), LaunchConfig(num_warps=1)
+    other = launch_config("rope_kv", "sm_90", head_dim=64)
+    with trial("norm", tried):
+        assert launch_config("norm", "sm_90", hidden=64) is tried
+        assert launch_config("rope_kv", "sm_90", head_dim=64) == other
+    assert launch_config("norm", "sm_90", hidden=64) == usual
 
 
 def test_a_cpu_interprets() -> None:

@@ -75,8 +75,18 @@ def test_a_group_of_more_heads_than_a_tile_has_rows() -> None:
     runs.check(runs.extended())
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [
+        (8, torch.float32),
+        (8, torch.bfloat16),
+        (64, torch.float16),
+        (80, torch.float32),
+        (80, torch.float16),
+        (128, torch.float16),
+        (128, torch.bfloat16),
+    ],
+)
 def test_head_sizes_and_types(head_dim: int, dtype: torch.dtype) -> None:
     runs = Runs([0, 45], [17, 4], 2, head_dim, group=3, dtype=dtype)
     scale = head_dim**-0.5
@@ -89,8 +99,9 @@ def test_pages_smaller_and_larger_than_a_tile(page: int) -> None:
     runs.check(runs.extended())
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("window", [1, 7, PAGE, 33, 1000])
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(1, 2.0), (7, None), (PAGE, 2.0), (PAGE, None), (33, 2.0), (1000, None)]
+)
 def test_within_a_window_and_soft_capped(window: int, softcap: float | None) -> None:
     runs = Runs([0, 5, PAGE, 80], [35, 20, PAGE, 15], group=2)
     for table, start in zip(runs.tables, runs.starts, strict=True):  # what lies before the windows is never read

@@ -61,6 +61,20 @@ def test_a_residual_may_be_more_exact_than_what_is_added() -> None:
     torch.testing.assert_close(y.float(), reference.rms_norm(total, weight, 1e-6), atol=2e-3, rtol=2e-3)
 
 
+def test_a_row_may_lie_beyond_what_an_int32_counts() -> None:
+    stride = 2**30  # of rows: the last begins at 3 * 2**30; what is not written takes no memory
+    x, residual = (
+        torch.empty(3 * stride + 64, dtype=torch.float16).as_strided((4, 64), (stride, 1)) for _ in "xr"
+    )
+    given, before = torch.randn(4, 64).half(), torch.randn(4, 64).half()
+    x.copy_(given)
+    residual.copy_(before)
+    weight = torch.randn(64).half()
+    y = triton_.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, given + before)
+    assert torch.equal(y, triton_.rms_norm(given + before, weight, 1e-5))
+
+
 def test_no_rows_are_no_work() -> None:
     x = torch.empty(0, 64)
     assert triton_.rms_norm(x, torch.ones(64), 1e-5).shape == (0, 64)

@@ -11,7 +11,12 @@ from orchestra.kernels.rope_kv import reference, triton_
 BLOCKS, BLOCK_SIZE = 5, 4
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 # Two heads are a program's here: it may hold queries and keys, and there may be one head left for the last.
-HEADS = [(4, 1), (9, 3), (2, 2)]
+HEADS_AND_TYPES = [
+    ((4, 1), torch.float32),
+    ((9, 3), torch.float32),
+    ((9, 3), torch.float16),
+    ((2, 2), torch.float16),
+]
 
 
 @dataclass
@@ -43,8 +48,7 @@ class Inputs:
         return reference.rope_kv(qkv, cos, sin, self.slots, pool, qk_norm=weight, eps=eps), pool
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dtype"), [(*heads, dtype) for heads, dtype in HEADS_AND_TYPES])
 @pytest.mark.parametrize("head_dim", [16, 80])  # the latter fills no power of two
 def test_rotates_and_writes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     given = Inputs.draw(3, heads, kv_heads, head_dim, dtype)
@@ -90,6 +94,21 @@ def test_the_pool_may_have_a_type_of_its_own() -> None:
     triton_.rope_kv(given.qkv, given.cos, given.sin, given.slots, given.pool)
     triton_.rope_kv(given.qkv, given.cos, given.sin, given.slots, pool)
     assert torch.equal(pool.nan_to_num(99.0), given.pool.half().nan_to_num(99.0))
+
+
+def test_tokens_and_slots_may_lie_beyond_what_an_int32_counts() -> None:
+    given = Inputs.draw(3, 4, 2, 16, torch.float16)
+    queries, _ = given.exactly()
+    stride, blocks = 2**30, 2**31 // (2 * BLOCK_SIZE * 32) + BLOCKS  # what is not written takes no memory
+    qkv = torch.empty(2 * stride + 128, dtype=torch.float16).as_strided((3, 128), (stride, 1))
+    qkv.copy_(given.qkv)
+    pool = torch.empty(blocks, 2, BLOCK_SIZE, 32, dtype=torch.float16)
+    beyond = (blocks - BLOCKS) * 2 * BLOCK_SIZE
+    q = triton_.rope_kv(qkv, given.cos, given.sin, given.slots + beyond, pool)
+    torch.testing.assert_close(q.double(), queries, atol=TOLERANCE[torch.float16], rtol=0)
+    triton_.rope_kv(qkv, given.cos, given.sin, given.slots, given.pool)
+    taken = given.slots.flatten()
+    assert torch.equal(pool.view(-1, 32)[taken + beyond], given.pool.view(-1, 32)[taken])
 
 
 def test_no_tokens_are_no_work() -> None:
