@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from orchestra.localengine.precision import PRECISIONS, Precision
+from orchestra.localengine.precision import PRECISIONS, PrecisionSetting
 
 __all__ = ["EngineConfig", "SchedulerName"]
 
@@ -24,13 +25,15 @@ class EngineConfig:
     ``block_size``: tokens in a block of the KV cache. Smaller wastes less, larger is quicker to gather.
     ``kv_bytes``: memory for the KV cache; None derives it from the free memory and the model.
     ``threads``: CPU threads of a step; None leaves torch's own choice.
-    ``precision``: what the matrices are kept in. ``int8`` takes a quarter to a half of the memory and is quicker,
-    but the likeliest token is another in one place of seven: measure yours before you use it (`orchestra model
-    info NAME --precision int8 --measure`).
-    ``strict``: the same bits of every logit for a request in any company, however its prompt is divided into
-    steps, found in the cache, or computed again. Without it, only the last bits may differ, which decides a token
-    where two are equally likely. Each token of a prompt attends by itself for that: one of 512 tokens takes 1.5
-    times as long, the part of one with 2,000 before it twice; output tokens take no longer.
+    ``device``: ``cpu``, ``cuda`` or ``cuda:1`` (AMD's too); ``auto`` is a GPU where there is one that torch and
+    Triton can use, unless ``precision`` or ``strict`` ask for a CPU.
+    ``precision``: what the matrices are kept in; ``auto`` is float32 on a CPU and bfloat16 on a GPU. ``int8``, on
+    a CPU, takes a quarter to a half of the memory and is quicker, but the likeliest token is another in one place
+    of seven: measure yours before you use it (`orchestra model info NAME --precision int8 --measure`).
+    ``strict``, on a CPU: the same bits of every logit for a request in any company, however its prompt is divided
+    into steps, found in the cache, or computed again. Without it, only the last bits may differ, which decides a
+    token where two are equally likely. Each token of a prompt attends by itself for that: one of 512 tokens takes
+    1.5 times as long, the part of one with 2,000 before it twice; output tokens take no longer.
     ``ttft_target_ms``: how long a step may become through bulk work while no interactive request is decoding: what
     an interactive request that arrives meanwhile waits at most before its own first step. It mostly waits less, as
     a step of bulk alone is given up for it between two layers, unless that is nearly done. Lower answers sooner,
@@ -60,7 +63,8 @@ class EngineConfig:
     block_size: int = 16
     kv_bytes: int | None = None
     threads: int | None = None
-    precision: Precision = "float32"
+    device: str = "auto"
+    precision: PrecisionSetting = "auto"
     strict: bool = False
     ttft_target_ms: float = 200.0
     tpot_target_ms: float = 150.0
@@ -94,6 +98,8 @@ class EngineConfig:
         if self.scheduler not in get_args(SchedulerName):
             names = ", ".join(get_args(SchedulerName))
             raise ValueError(f"scheduler must be one of {names}, not {self.scheduler!r}")
+        if not isinstance(self.device, str) or not re.fullmatch("auto|cpu|cuda(:[0-9]{1,2})?", self.device):
+            raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:1", not {self.device!r}')
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
         if self.step_tokens < self.max_num_seqs:

@@ -31,6 +31,7 @@ from orchestra.policies.traffic import TrafficClass
 __all__ = [
     "EngineEvent",
     "EngineFailed",
+    "EngineShrank",
     "EngineStarted",
     "EngineStopped",
     "EventBus",
@@ -72,6 +73,19 @@ class EngineFailed:
 
     at: float
     error: EngineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShrank:
+    """The device ran out of memory, for ``reason``: ``given_up`` blocks of the KV cache are gone, ``blocks`` left.
+
+    The step that had failed is tried again. Requests that cannot fit any more have failed before this.
+    """
+
+    at: float
+    given_up: int
+    blocks: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +162,7 @@ class RequestFailed(RequestEvent):
     error: EngineError
 
 
-EngineEvent = EngineStarted | EngineStopped | EngineFailed | StepRan | RequestEvent
+EngineEvent = EngineStarted | EngineStopped | EngineFailed | EngineShrank | StepRan | RequestEvent
 Subscriber = Callable[[EngineEvent], object]
 
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from orchestra.localengine.request import SamplingParams
 
-__all__ = ["DrawExtras", "RowInput", "RowOutput", "StepAbandoned", "StepRunner", "TokenScore"]
+__all__ = [
+    "PENDING",
+    "DrawExtras",
+    "OverlappingRunner",
+    "RowInput",
+    "RowOutput",
+    "StepAbandoned",
+    "StepOutOfMemory",
+    "StepRunner",
+    "TokenScore",
+]
+
+PENDING = -1
+"""In a row's ``token_ids``: the token that the step before draws for the same request, unknown as yet to the host.
+Only an :class:`OverlappingRunner` takes it, in a row of one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,19 @@ class StepAbandoned(Exception):
     """A step was given up between two layers, as it was asked to. Nothing of it counts."""
 
 
+class StepOutOfMemory(Exception):
+    """The device had too little memory for a step, and nothing of the step counts.
+
+    The next one may go better if the caller gives ``blocks`` blocks of the KV pool up for good, and says which to
+    ``give_up``, before it runs the next: that frees their memory. The runner is of no use if that fails.
+    """
+
+    def __init__(self, message: str, *, blocks: int, give_up: Callable[[Collection[int]], None]) -> None:
+        super().__init__(message)
+        self.blocks = blocks
+        self.give_up = give_up
+
+
 class StepRunner(Protocol):
     """The device-dependent part of the engine: all that the step loop asks of it.
 
@@ -108,4 +135,25 @@ class StepRunner(Protocol):
 
     def close(self) -> None:
         """Release weights and pool. Closing twice is harmless; ``run`` afterwards raises RuntimeError."""
+        ...
+
+
+@runtime_checkable
+class OverlappingRunner(StepRunner, Protocol):
+    """A runner that computes a step while its caller prepares the next.
+
+    ``run`` is ``collect(submit(...))``. One thread calls both. Steps are collected in the order in which they were
+    submitted, each before the second one after it is.
+    """
+
+    def submit(self, rows: Sequence[RowInput], abandon: Callable[[], bool] | None = None) -> object:
+        """Start a step, and return what ``collect`` takes. Raises what ``run`` raises.
+
+        A row may continue with the token that the step before draws for its request: PENDING stands for that. What
+        a row's ``extras`` say must be known, and is not where it depends on that token.
+        """
+        ...
+
+    def collect(self, step: object) -> list[RowOutput]:
+        """Wait for the step, and return what ``run`` would. A step may be collected once."""
         ...

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from orchestra.localengine.weights.files import ModelFiles, Placing
 
 # Two processes of tests share the processors, so threads must not spin for long while they wait. torch reads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -29,6 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("soak" if config.getoption("--soak") else "ci")
 
 
+def pytest_collection_finish() -> None:
+    """Let garbage collections pass over what was imported: they are many, and took half a second each."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # some extensions complain where the interpreter leaves theirs behind
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
@@ -47,3 +61,28 @@ def model_path() -> Path:
     from orchestra.localengine.weights import registry
 
     return registry.resolve("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def model_files(model_path: Path) -> ModelFiles:
+    """The small model, read once for all tests. A runner takes its weights over: give it a copy of the dict."""
+    from orchestra.localengine.weights.opening import load_model
+
+    return load_model(model_path)
+
+
+@pytest.fixture(scope="module")
+def model_read_once(model_path: Path, model_files: ModelFiles) -> Iterator[None]:
+    """Whoever opens the small model gets what was read already."""
+    from orchestra.localengine.weights import opening
+
+    load_model = opening.load_model
+
+    def load(path: Path, placing: Placing | None = None) -> ModelFiles:
+        if path != model_path or placing is not None:
+            return load_model(path, placing)
+        return replace(model_files, weights=dict(model_files.weights))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "load_model", load)
+        yield

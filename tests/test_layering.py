@@ -29,6 +29,7 @@ FLOORS = {
     "budget": 2,
     "providers": 2,
     "observe": 2,
+    "plan": 2,
     "wire": 2,
     "local_route": 2,
     "dispatch": 3,
@@ -38,6 +39,7 @@ FLOORS = {
     "chat_stream": 4,
     "own_calls": 4,
     "client": 5,
+    "bench": 5,
     "process_wide": 5,
     "cli": 6,
     "__main__": 7,
@@ -46,7 +48,7 @@ FLOORS = {
 # The folders of a package: each imports from itself and those before it, what stands beside them from all.
 FOLDERS = {
     "orchestra.jobs": ("ledger", "intake", "progress", "sending", "diversion", "awaited"),
-    "orchestra.localengine": ("text", "models", "weights", "scheduling", "execution", "service", "quality"),
+    "orchestra.localengine": ("text", "models", "weights", "scheduling", "execution", "gpu", "service", "quality"),
 }
 
 # Modules beside the folders that these are built on.

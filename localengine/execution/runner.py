@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy
 import torch
 from torch import Tensor
 
+from orchestra.localengine.execution.lanes import Lanes
+from orchestra.localengine.execution.row_rules import check_blocks, check_row, wanted_of
 from orchestra.localengine.execution.sampler import draw_and_score, score
 from orchestra.localengine.models.batch import Batch
+from orchestra.localengine.models.operations import cpu_operations
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.models.transformer import Transformer
 from orchestra.localengine.precision import Precision
@@ -26,7 +30,8 @@ class Runner:
 
     ``weights`` are taken over (see :class:`Transformer`). The pool is ``num_blocks`` blocks of ``block_size``
     tokens; memory is committed as blocks are first written. ``threads`` sets torch's intra-op threads, which are
-    process-wide; None leaves them as they are. ``precision`` and ``strict`` are those of
+    process-wide; None leaves them as they are. Steps of many rows are divided among that many `Lanes`.
+    ``precision`` and ``strict`` are those of
     :class:`~orchestra.localengine.config.EngineConfig`.
 
     Implements :class:`~orchestra.localengine.step.StepRunner`. Not thread-safe: one thread at a time.
@@ -51,7 +56,8 @@ class Runner:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._strict = strict
-        self._model: Transformer | None = Transformer(spec, weights, precision, strict=strict)
+        self._lanes = Lanes(torch.get_num_threads())
+        self._model: Transformer | None = Transformer(spec, weights, cpu_operations(precision, strict=strict))
         shape = (spec.num_layers, num_blocks, spec.num_kv_heads, block_size, 2 * spec.head_dim)
         # numpy's zeros, unlike torch's, leave untouched pages to the operating system
         self._pools = torch.from_numpy(numpy.zeros(shape, numpy.float32))
@@ -75,7 +81,7 @@ class Runner:
         Raises ValueError where a row breaks the rules of :class:`RowInput`, before anything is written.
         ``abandon`` is asked between layers; where it says yes, StepAbandoned is raised.
         """
-        wanted = [_wanted(row) for row in rows]
+        wanted = [wanted_of(row) for row in rows]
         sampled = [(row, row.sampling) for row in rows if row.sampling is not None]
         with torch.inference_mode():
             logits = self._forward(rows, wanted, abandon)
@@ -116,6 +122,7 @@ class Runner:
 
     def close(self) -> None:
         """Release weights and pool. Closing twice is harmless."""
+        self._lanes.close()
         self._model = None
         self._pools = torch.empty(0)
 
@@ -123,40 +130,43 @@ class Runner:
         self, rows: Sequence[RowInput], wanted: Sequence[range], abandon: Callable[[], bool] | None = None
     ) -> list[Tensor]:
         """Logits [len(wanted[i]), vocab] of each row."""
-        if self._model is None:
+        model = self._model
+        if model is None:
             raise RuntimeError("the runner is closed")
         if not rows:
             return []
         for row in rows:
-            self._check(row)
+            check_row(row, self.spec, self._block_size)
+            check_blocks(row, row.block_table, self._num_blocks)
+        shares = self._lanes.divide([len(row.token_ids) for row in rows])
+        if len(shares) == 1 or self._strict:  # strictly, a product has the same bits by the same threads only
+            return self._together(model, rows, wanted, abandon)
+
+        def share_of(places: Sequence[int]) -> list[Tensor]:
+            with torch.inference_mode():  # a matter of each thread
+                return self._together(model, [rows[i] for i in places], [wanted[i] for i in places], abandon)
+
+        computed = self._lanes.run(share_of, shares)
+        by_row = dict(zip(chain(*shares), chain(*computed), strict=True))
+        return [by_row[i] for i in range(len(rows))]
+
+    def _together(
+        self,
+        model: Transformer,
+        rows: Sequence[RowInput],
+        wanted: Sequence[range],
+        abandon: Callable[[], bool] | None,
+    ) -> list[Tensor]:
+        """Logits [len(wanted[i]), vocab] of each row, computed as one batch."""
         # rows of one token first, and by length, so that attention pads little
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i].token_ids) > 1, rows[i].start))
         computed, asked = [rows[i] for i in order], [wanted[i] for i in order]
         if self._strict:
             computed, asked = _apart(computed, asked)
-        batch = Batch.of(
-            computed, asked, self._pools[0], self.spec.num_heads, self._model.windows, strict=self._strict
-        )
-        logits = self._model.forward(batch, self._pools, abandon)
+        batch = Batch.of(computed, asked, self._pools[0], self.spec.num_heads, model.windows, strict=self._strict)
+        logits = model.forward(batch, self._pools, abandon)
         by_row = dict(zip(order, torch.split(logits, [len(wanted[i]) for i in order]), strict=True))
         return [by_row[i] for i in range(len(rows))]
-
-    def _check(self, row: RowInput) -> None:
-        stop = row.start + len(row.token_ids)
-        if not row.token_ids or row.start < 0:
-            raise ValueError(f"request {row.request_id}: a row needs at least one token and a start of 0 or more")
-        if stop > self.spec.max_position:
-            raise ValueError(
-                f"request {row.request_id}: position {stop - 1} is beyond the context of {self.spec.max_position}"
-            )
-        if stop > len(row.block_table) * self._block_size:
-            raise ValueError(
-                f"request {row.request_id}: {stop} tokens do not fit the {len(row.block_table)} blocks given"
-            )
-        if min(row.block_table) < 0 or max(row.block_table) >= self._num_blocks:
-            raise ValueError(f"request {row.request_id}: a block outside 0..{self._num_blocks - 1} in its table")
-        if min(row.token_ids) < 0 or max(row.token_ids) >= self.spec.vocab_size:
-            raise ValueError(f"request {row.request_id}: a token outside the vocabulary of {self.spec.vocab_size}")
 
 
 def _apart(rows: Sequence[RowInput], wanted: Sequence[range]) -> tuple[list[RowInput], list[range]]:
@@ -170,11 +180,3 @@ def _apart(rows: Sequence[RowInput], wanted: Sequence[range]) -> tuple[list[RowI
             singles.append(replace(row, token_ids=(token,), start=row.start + offset))
             asked.append(range(int(offset in offsets)))
     return singles, asked
-
-
-def _wanted(row: RowInput) -> range:
-    """The tokens of the row whose logits are needed, as offsets into its ``token_ids``."""
-    end = len(row.token_ids)
-    if row.targets:
-        return range(end if row.sampling is not None else len(row.targets))
-    return range(end - 1, end) if row.sampling is not None else range(0)

@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from orchestra.localengine.models.layout import EMBEDDING, tensor_shapes
 from orchestra.localengine.models.spec import ModelSpec
@@ -13,16 +14,23 @@ from orchestra.localengine.precision import Precision
 
 __all__ = [
     "Capacity",
+    "KvDtype",
     "available_memory",
     "default_kv_bytes",
     "human",
     "kv_bytes_per_token",
     "plan_capacity",
+    "step_weight_bytes",
     "weight_bytes",
     "weight_values",
 ]
 
+KvDtype = Literal["float32", "bfloat16", "float16", "float8"]
+"""What keys and values can be kept in; float8 only by GPUs, from NVIDIA's of 2022 on."""
+
 _FLOAT32_BYTES = 4
+_FLOAT8_SCALES = 8  # bytes for the largest magnitudes of a token's key and value, by head (see `KvLayout`)
+_HALVES = ("bfloat16", "float16")  # in which only a GPU computes
 _INT8_COLUMNS = 512  # FBGEMM fills the columns of a matrix up to a multiple of this
 _INT8_ROW_BYTES = 12  # and has a scale, a zero point and a sum for each row
 _DEFAULT_KV_LIMIT = 1 << 30
@@ -102,7 +110,7 @@ def plan_capacity(
         raise ValueError(f"block_size must be at least 1, not {block_size}")
     if kv_bytes is None:
         kv_bytes = default_kv_bytes(available_memory() if free_bytes is None else free_bytes)
-    token_bytes = kv_bytes_per_token(spec)
+    token_bytes = kv_bytes_per_token(spec, precision)
     num_blocks = kv_bytes // (token_bytes * block_size)
     if num_blocks < 1:
         raise ValueError(
@@ -124,9 +132,12 @@ def weight_values(spec: ModelSpec) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(spec).values())
 
 
-def kv_bytes_per_token(spec: ModelSpec) -> int:
-    """Memory that the KV cache takes for one token."""
-    return spec.kv_values_per_token * _FLOAT32_BYTES
+def kv_bytes_per_token(spec: ModelSpec, precision: Precision = "float32", kv_dtype: KvDtype | None = None) -> int:
+    """Memory that the KV cache takes for one token. ``kv_dtype`` None goes with weights in ``precision``."""
+    kept = kv_dtype or precision
+    if kept == "float8":
+        return spec.kv_values_per_token + spec.num_layers * spec.num_kv_heads * _FLOAT8_SCALES
+    return spec.kv_values_per_token * (2 if kept in _HALVES else _FLOAT32_BYTES)
 
 
 def default_kv_bytes(free_bytes: int) -> int:
@@ -163,14 +174,29 @@ def _half_of_physical() -> int:
 
 def weight_bytes(spec: ModelSpec, precision: Precision = "float32") -> int:
     """Memory that the engine keeps a model's weights in."""
+    shapes = tensor_shapes(spec)
+    if precision in _HALVES:  # but for the norms' weights, which are few
+        return sum(math.prod(shape) * (_FLOAT32_BYTES if _is_norm(name) else 2) for name, shape in shapes.items())
     total = 0
-    for name, shape in tensor_shapes(spec).items():
+    for name, shape in shapes.items():
         # the embedding is a lookup table in float32; a tied one is a matrix beside that
         if len(shape) == 1 or name == EMBEDDING:
             total += math.prod(shape) * _FLOAT32_BYTES
         if len(shape) == 2 and (name != EMBEDDING or spec.tie_embeddings):
             total += _matrix_bytes(shape[0], shape[1], precision)
     return total
+
+
+def step_weight_bytes(spec: ModelSpec, precision: Precision = "float32") -> int:
+    """What a step reads of the weights: all but the embedding, where that is a lookup table and nothing else."""
+    halves = precision in _HALVES
+    if halves and spec.tie_embeddings:
+        return weight_bytes(spec, precision)
+    return weight_bytes(spec, precision) - spec.vocab_size * spec.hidden_size * (2 if halves else _FLOAT32_BYTES)
+
+
+def _is_norm(name: str) -> bool:
+    return name.endswith("norm.weight")
 
 
 def _matrix_bytes(rows: int, columns: int, precision: Precision) -> int:

@@ -10,24 +10,19 @@ Shapes: T tokens of the step, H query heads, K key-value heads, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from orchestra.kernels.activation import gelu_tanh_mul, silu_mul
-from orchestra.kernels.attention import decode, extend
-from orchestra.kernels.linear import Int8Matrix, linear, pack, pack_int8
-from orchestra.kernels.norm import add_rms_norm, rms_norm
-from orchestra.kernels.rope_kv import rope_kv
 from orchestra.localengine.errors import ModelFileError
 from orchestra.localengine.models.batch import Batch
 from orchestra.localengine.models.layout import EMBEDDING, HEAD, NORM, layer_shapes, tensor_shapes
-from orchestra.localengine.models.row_stable import Matrix, in_small_pieces, packing_stably
+from orchestra.localengine.models.operations import Operations
+from orchestra.localengine.models.row_stable import Matrix
 from orchestra.localengine.models.spec import LayerKind, ModelSpec, Rope
-from orchestra.localengine.precision import Precision
 from orchestra.localengine.step import StepAbandoned
 
 __all__ = ["Transformer"]
@@ -52,28 +47,19 @@ class _Layer:
 
 
 class Transformer:
-    """Weights of a model, and its forward pass in float32; with ``precision`` int8, all but the matrix products.
+    """Weights of a model, and its forward pass by the ``operations`` of a device.
 
-    With ``strict`` a token's results are the same to the last bit in any company, if it is a row of its own.
-    ``weights`` maps Hugging Face tensor names to float32 tensors. The model takes them over: the dict is empty
-    afterwards, so that packed matrices do not exist twice (pass a copy of the dict to keep the tensors). A tied
-    embedding is the exception: it is a lookup table and a packed matrix at once.
+    ``weights`` maps Hugging Face tensor names to tensors on that device. The model takes them over: the dict is
+    empty afterwards, so that packed matrices do not exist twice (pass a copy of the dict to keep the tensors). A
+    tied embedding is the exception: it is a lookup table and a packed matrix at once.
 
     Raises :class:`ModelFileError` where a tensor is missing, has another shape, or has no place in the model.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: dict[str, Tensor],
-        precision: Precision = "float32",
-        *,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: dict[str, Tensor], operations: Operations) -> None:
         self.spec = spec
+        self._ops = operations
         shapes = tensor_shapes(spec)
-        plain: Callable[[Tensor], Tensor | Int8Matrix] = pack_int8 if precision == "int8" else pack
-        packing = packing_stably(plain) if strict else plain
 
         def take(name: str) -> Tensor:
             tensor = weights.pop(name, None)
@@ -84,23 +70,28 @@ class Transformer:
                     f"tensor {name!r} has shape {list(tensor.shape)}; the model's numbers ask for "
                     f"{list(shapes[name])}"
                 )
-            tensor = tensor.to(torch.float32)
-            # every vector but a bias is the weight of a norm
-            return tensor + spec.norm_offset if tensor.dim() == 1 and name.endswith(".weight") else tensor
+            if tensor.dim() == 1 and name.endswith(".weight"):  # every vector but a bias is the weight of a norm
+                return tensor.to(torch.float32) + spec.norm_offset
+            return tensor.to(operations.dtype)
 
         with torch.inference_mode():
             self._embedding = take(EMBEDDING)
             self._layers = [
-                _layer(spec, i, {name: take(f"model.layers.{i}.{name}") for name in layer_shapes(spec)}, packing)
+                _layer(
+                    spec,
+                    i,
+                    {name: take(f"model.layers.{i}.{name}") for name in layer_shapes(spec)},
+                    operations.pack,
+                )
                 for i in range(spec.num_layers)
             ]
             self._norm = take(NORM)
-            self._head = packing(self._embedding if spec.tie_embeddings else take(HEAD))
+            self._head = operations.pack(self._embedding if spec.tie_embeddings else take(HEAD))
             ropes = {layer.kind.rope for layer in self._layers}
-            self._frequencies = {rope: _frequency(rope, spec.head_dim) for rope in ropes}
+            device = self._embedding.device
+            self._frequencies = {rope: _frequency(rope, spec.head_dim).to(device) for rope in ropes}
             self._windows = frozenset(layer.kind.window for layer in self._layers)
-        activation = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}[spec.activation]
-        self._activation = in_small_pieces(activation) if strict else activation
+        self._activation = operations.silu_mul if spec.activation == "silu" else operations.gelu_tanh_mul
         self._scale = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
         if weights:
             names = ", ".join(sorted(weights)[:3])
@@ -113,35 +104,37 @@ class Transformer:
         """The windows of its layers, which a batch must have a plan for; None is the whole context."""
         return self._windows
 
-    def forward(self, batch: Batch, pools: Tensor, abandon: Callable[[], bool] | None = None) -> Tensor:
+    def forward(
+        self, batch: Batch, pools: Sequence[Tensor] | Tensor, abandon: Callable[[], bool] | None = None
+    ) -> Tensor:
         """Compute the step and return the logits of ``batch.wanted``: float32 [wanted, vocab].
 
-        Keys and values of all tokens are written to ``pools`` [layers, blocks, K, block_size, 2D].
+        Keys and values of all tokens are written to ``pools``, one for each layer: [blocks, K, block_size, 2D].
         ``abandon`` is asked between layers; where it says yes, StepAbandoned is raised.
         """
-        spec, eps = self.spec, self.spec.rms_norm_eps
+        spec, ops, eps = self.spec, self._ops, self.spec.rms_norm_eps
         turns = self._turns(batch.positions)
-        residual = F.embedding(batch.token_ids, self._embedding)  # [T, hidden]
+        residual = F.embedding(batch.token_ids, self._embedding).to(torch.float32)  # [T, hidden]
         if spec.embedding_scale != 1.0:
             residual.mul_(spec.embedding_scale)
-        delta = torch.zeros_like(residual)  # what the last block adds to the residual
+        delta = torch.zeros_like(residual, dtype=ops.dtype)  # what the last block adds to the residual
         for layer, pool in zip(self._layers, pools, strict=True):
             if abandon is not None and abandon():
                 raise StepAbandoned
-            x = add_rms_norm(delta, residual, layer.input_norm, eps)  # [T, hidden]
-            qkv = _biased(linear(x, layer.qkv), layer.qkv_bias)  # [T, (H + 2K) * D]
+            x = ops.add_rms_norm(delta, residual, layer.input_norm, eps)  # [T, hidden]
+            qkv = _biased(ops.linear(x, layer.qkv), layer.qkv_bias)  # [T, (H + 2K) * D]
             cos, sin = turns[layer.kind.rope]
-            q = rope_kv(qkv, cos, sin, batch.slots, pool, qk_norm=layer.qk_norm, eps=eps)  # [T, H, D]
+            q = ops.rope_kv(qkv, cos, sin, batch.slots, pool, qk_norm=layer.qk_norm, eps=eps)  # [T, H, D]
             if layer is self._layers[-1] and not len(batch.wanted):
                 return residual.new_empty(0, spec.vocab_size)
             x = self._attend(q, pool, batch, layer.kind.window)  # [T, H * D]
             if layer is self._layers[-1]:  # of the other tokens, keys and values are all that is ever read
                 x, residual = x[batch.wanted], residual[batch.wanted]  # T is the number of these from here on
-            delta = _normed(_biased(linear(x, layer.out), layer.out_bias), layer.attention_norm, eps)
-            x = add_rms_norm(delta, residual, layer.mlp_norm, eps)  # [T, hidden]
-            x = self._activation(linear(x, layer.gate_up))  # [T, intermediate]
-            delta = _normed(linear(x, layer.down), layer.down_norm, eps)
-        logits = linear(add_rms_norm(delta, residual, self._norm, eps), self._head)
+            delta = self._normed(_biased(ops.linear(x, layer.out), layer.out_bias), layer.attention_norm)
+            x = ops.add_rms_norm(delta, residual, layer.mlp_norm, eps)  # [T, hidden]
+            x = self._activation(ops.linear(x, layer.gate_up))  # [T, intermediate]
+            delta = self._normed(ops.linear(x, layer.down), layer.down_norm)
+        logits = ops.logits(ops.add_rms_norm(delta, residual, self._norm, eps), self._head)
         if spec.logit_softcap is not None:
             logits.div_(spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
         return logits
@@ -159,13 +152,16 @@ class Transformer:
 
     def _attend(self, q: Tensor, pool: Tensor, batch: Batch, window: int | None) -> Tensor:
         """Attention of ``q`` [T, H, D], decode rows and runs apart: [T, H * D]."""
-        plan, softcap = batch.attention[window], self.spec.attention_softcap
+        ops, plan, softcap = self._ops, batch.attention[window], self.spec.attention_softcap
         parts = []
         if plan.decode is not None:
-            parts.append(decode(q[: batch.num_decode], pool, plan.decode, self._scale, softcap=softcap))
+            parts.append(ops.decode(q[: batch.num_decode], pool, plan.decode, self._scale, softcap=softcap))
         if plan.extend is not None:
-            parts.append(extend(q[batch.num_decode :], pool, plan.extend, self._scale, softcap=softcap))
+            parts.append(ops.extend(q[batch.num_decode :], pool, plan.extend, self._scale, softcap=softcap))
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._ops.rms_norm(x, weight, self.spec.rms_norm_eps)
 
 
 def _layer(spec: ModelSpec, number: int, own: dict[str, Tensor], pack: Callable[[Tensor], Matrix]) -> _Layer:
@@ -198,10 +194,6 @@ def _layer(spec: ModelSpec, number: int, own: dict[str, Tensor], pack: Callable[
 
 def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x.add_(bias)
-
-
-def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return x if weight is None else rms_norm(x, weight, eps)
 
 
 def _frequency(rope: Rope | None, head_dim: int) -> Tensor:

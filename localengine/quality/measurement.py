@@ -48,12 +48,14 @@ def measure_model(
     config: EngineConfig,
     progress: Progress = lambda sentence: None,
 ) -> Measurement:
-    """Load the model as the engine would with ``config``, and try it. ``progress`` is told what begins.
+    """Load the model as the engine would on a CPU with ``config``, and try it. ``progress`` is told what begins.
 
     Takes half a minute with a model of 135 million parameters on two cores, longer in proportion to its size.
     In another precision than float32 the model is loaded in float32 first, and its answers are kept, not it.
     Raises EngineError where it cannot be loaded.
     """
+    precision = "float32" if config.precision == "auto" else config.precision
+    config = replace(config, device="cpu", precision=precision)
     answers = None
     if config.precision != "float32":
         progress("reading the weights, to be kept in float32")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from orchestra.localengine.scheduling.sequence import Sequence
 from orchestra.localengine.scheduling.state import SchedulerState
 from orchestra.localengine.scheduling.step_plan import StepPlan
-from orchestra.localengine.step import DrawExtras, RowInput, RowOutput
+from orchestra.localengine.step import PENDING, DrawExtras, RowInput, RowOutput
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["apply_plan", "commit_step"]
@@ -16,7 +16,8 @@ __all__ = ["apply_plan", "commit_step"]
 def apply_plan(state: SchedulerState, plan: StepPlan) -> list[RowInput]:
     """Do what the plan decided about slots and blocks; return the rows to run.
 
-    Nothing counts as computed yet: a step that is given up is not committed, and its rows come again.
+    Nothing counts as computed yet: a step that is given up is not committed, and its rows come again. The token of
+    a row that was planned ahead is PENDING.
     """
     for request_id, blocks in plan.matched.items():  # before anybody might let go of them, or evict them
         state.pool.retain(blocks, state.get(request_id).traffic)
@@ -34,7 +35,7 @@ def apply_plan(state: SchedulerState, plan: StepPlan) -> list[RowInput]:
             RowInput(
                 request_id=seq.request_id,
                 epoch=seq.epoch,
-                token_ids=tuple(seq.token_ids[row.start : end]),
+                token_ids=tuple(seq.token_ids[row.start : end]) or (PENDING,),
                 start=row.start,
                 block_table=tuple(seq.block_table),
                 sampling=seq.sampling if row.sampled else None,

@@ -140,6 +140,11 @@ class BlockPool:
         self._given_up.update(self._withdraw(count))
         self.num_blocks -= count
 
+    @property
+    def given_up(self) -> frozenset[int]:
+        """The blocks that `shrink` has taken, which nobody gets any more."""
+        return frozenset(self._given_up)
+
     def check(self, tables: Mapping[TrafficClass, Iterable[Sequence[int]]]) -> None:
         """Raise AssertionError unless the books agree with ``tables``, all the block tables there are.
 

@@ -8,15 +8,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.errors import EngineError
+from orchestra.localengine.precision import Precision
 from orchestra.localengine.request import Message
 from orchestra.localengine.step import StepRunner
 from orchestra.localengine.text.assembler import TokenBytes
 from orchestra.localengine.text.structure import StructureCompiler
 from orchestra.localengine.text.tools import ToolSyntax, tool_syntax
+
+if TYPE_CHECKING:
+    from orchestra.localengine.weights.files import ModelFiles
 
 __all__ = ["ChatEncoder", "LoadedModel", "PromptTokenizer", "model_opener", "prepare_torch"]
 
@@ -101,15 +106,16 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
         prepare_torch()
         import torch
 
-        from orchestra.kernels.linear import int8_fault
-        from orchestra.localengine.execution.runner import Runner
-        from orchestra.localengine.models.capacity import available_memory, plan_capacity, weight_bytes
+        from orchestra.localengine.gpu.selection import settle, this_machine
         from orchestra.localengine.text.chat_template import ChatTemplate
-        from orchestra.localengine.weights.opening import load_model
 
-        if config.precision == "int8" and (fault := int8_fault()):
-            raise EngineError(f'{fault}; set precision to "float32"')
-        files = load_model(path)
+        device, precision = settle(config, this_machine())
+        if device == "cpu":
+            files, runner = _on_cpu(path, config, precision)
+        else:
+            from orchestra.localengine.gpu.loading import load_on_gpu
+
+            files, runner = load_on_gpu(path, torch.device(device), config, precision)
         tokenizer = files.tokenizer
         encode_chat: ChatEncoder | None = None
         syntax = None
@@ -125,28 +131,6 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
             def encode_chat(messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = ()) -> list[int]:
                 return template.encode(messages, tokenizer, tools=tools)
 
-        loaded = sum(tensor.nbytes for tensor in files.weights.values())
-        try:
-            capacity = plan_capacity(
-                files.spec,
-                block_size=config.block_size,
-                kv_bytes=config.kv_bytes,
-                # the weights are there, in float32; they take their own form one by one
-                free_bytes=available_memory() + loaded - weight_bytes(files.spec, config.precision),
-                precision=config.precision,
-            )
-        except ValueError as error:
-            raise EngineError(str(error)) from error
-        _log.info("%s: %s", files.name, capacity.describe())
-        runner = Runner(
-            files.spec,
-            files.weights,
-            num_blocks=capacity.num_blocks,
-            block_size=config.block_size,
-            threads=config.threads,
-            precision=config.precision,
-            strict=config.strict,
-        )
         _give_back_memory()
         return LoadedModel(
             name=files.name,
@@ -160,6 +144,40 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
         )
 
     return open_model
+
+
+def _on_cpu(path: Path, config: EngineConfig, precision: Precision) -> tuple[ModelFiles, StepRunner]:
+    from orchestra.kernels.linear import int8_fault
+    from orchestra.localengine.execution.runner import Runner
+    from orchestra.localengine.models.capacity import available_memory, plan_capacity, weight_bytes
+    from orchestra.localengine.weights.opening import load_model
+
+    if precision == "int8" and (fault := int8_fault()):
+        raise EngineError(f'{fault}; set precision to "float32"')
+    files = load_model(path)
+    loaded = sum(tensor.nbytes for tensor in files.weights.values())
+    try:
+        capacity = plan_capacity(
+            files.spec,
+            block_size=config.block_size,
+            kv_bytes=config.kv_bytes,
+            # the weights are there, in float32; they take their own form one by one
+            free_bytes=available_memory() + loaded - weight_bytes(files.spec, precision),
+            precision=precision,
+        )
+    except ValueError as error:
+        raise EngineError(str(error)) from error
+    _log.info("%s: %s", files.name, capacity.describe())
+    runner = Runner(
+        files.spec,
+        files.weights,
+        num_blocks=capacity.num_blocks,
+        block_size=config.block_size,
+        threads=config.threads,
+        precision=precision,
+        strict=config.strict,
+    )
+    return files, runner
 
 
 def _give_back_memory() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -12,7 +13,9 @@ from orchestra.localengine.errors import EngineError
 from orchestra.localengine.request import Delta
 from orchestra.localengine.service.own_process import require_own_process
 
-__all__ = ["DeltaBuffer", "DeltaStream", "Ticket"]
+__all__ = ["DeltaBuffer", "DeltaStream", "Ticket", "waking_together"]
+
+_Future = asyncio.Future[None]
 
 
 class DeltaBuffer:
@@ -29,7 +32,7 @@ class DeltaBuffer:
         self._unfinished = n
         self._error: EngineError | None = None
         self._over = False  # the reader has taken the end, or wants no more
-        self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._reader: tuple[asyncio.AbstractEventLoop, _Future] | None = None
 
     @property
     def over(self) -> bool:
@@ -100,15 +103,46 @@ class DeltaBuffer:
     def _wake(self) -> None:
         if self._reader is not None:
             loop, future = self._reader
-            try:
-                loop.call_soon_threadsafe(_resolve, future)
-            except RuntimeError:
-                pass  # the reader's loop was closed under it; its stream's finalizer cancels the request
+            if _here.gathered is None:
+                _wake_all(loop, (future,))
+            else:
+                _here.gathered.setdefault(loop, []).append(future)
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+class _Here(threading.local):
+    gathered: dict[asyncio.AbstractEventLoop, list[_Future]] | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def waking_together() -> Iterator[None]:
+    """Let all readers for whom this thread puts something be woken at the end, with one call for each event loop.
+
+    Such a call is a write to a socket, and many tokens come at once.
+    """
+    gathered: dict[asyncio.AbstractEventLoop, list[_Future]] = {}
+    _here.gathered = gathered
+    try:
+        yield
+    finally:
+        _here.gathered = None
+        for loop, futures in gathered.items():
+            _wake_all(loop, futures)
+
+
+def _wake_all(loop: asyncio.AbstractEventLoop, futures: Iterable[_Future]) -> None:
+    try:
+        loop.call_soon_threadsafe(_resolve, futures)
+    except RuntimeError:
+        pass  # the readers' loop was closed under them; their streams' finalizers cancel the requests
+
+
+def _resolve(futures: Iterable[_Future]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)

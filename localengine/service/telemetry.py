@@ -13,6 +13,7 @@ from typing import Any
 from orchestra.localengine.errors import EngineError
 from orchestra.localengine.events import (
     EngineFailed,
+    EngineShrank,
     EngineStarted,
     EngineStopped,
     EventBus,
@@ -40,6 +41,7 @@ _RECENT_TOKENS = 4096  # of each class
 _COUNTERS = (
     "steps",
     "abandoned",
+    "out_of_memory",
     "refused",
     "finished",
     "cancelled",
@@ -119,6 +121,12 @@ class Telemetry:
         if self._bus.listening:
             now = time.monotonic()
             self._bus.emit(EngineStopped(at=now) if error is None else EngineFailed(at=now, error=error))
+
+    def shrank(self, given_up: int, blocks: int, reason: str) -> None:
+        """``given_up`` blocks were given up, ``blocks`` are left."""
+        self.count("out_of_memory")
+        if self._bus.listening:
+            self._bus.emit(EngineShrank(at=time.monotonic(), given_up=given_up, blocks=blocks, reason=reason))
 
     def queued(self, generation: Generation) -> None:
         seq = generation.seq

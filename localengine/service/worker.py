@@ -9,12 +9,15 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from orchestra.localengine.config import EngineConfig
-from orchestra.localengine.errors import EngineBusy, EngineClosed, EngineDied, EngineError
+from orchestra.localengine.errors import EngineBusy, EngineClosed, EngineDied, EngineError, PromptTooLong
 from orchestra.localengine.events import EventBus
+from orchestra.localengine.execution.step_queue import StepQueue
 from orchestra.localengine.scheduling.abandonment import Abandonment
+from orchestra.localengine.scheduling.ahead import can_be_late, plan_ahead
 from orchestra.localengine.scheduling.apply import apply_plan, commit_step
 from orchestra.localengine.scheduling.blocks import BlockPool
 from orchestra.localengine.scheduling.classes import ClassLimits
@@ -26,14 +29,24 @@ from orchestra.localengine.scheduling.step_plan import StepBudget, StepPlan
 from orchestra.localengine.service.generation import Generation
 from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.service.own_process import claim_process
+from orchestra.localengine.service.stream import waking_together
 from orchestra.localengine.service.telemetry import Telemetry
-from orchestra.localengine.step import RowOutput, StepAbandoned
+from orchestra.localengine.step import RowOutput, StepAbandoned, StepOutOfMemory
 from orchestra.localengine.step_record import StepRecord
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Worker"]
 
 _EXIT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A step under way: its plan, what the runner knows it by, and when the device began with it."""
+
+    plan: StepPlan
+    step: object
+    began: float
 
 
 class Worker:
@@ -68,6 +81,10 @@ class Worker:
         self._cost = CostModel()
         self._schedule = SCHEDULERS[config.scheduler]
         self._unseen = 0  # interactive prompts that were submitted, and that no plan knows yet
+        # what was drawn, and is delivered while the next step is computed
+        self._late: list[tuple[ScheduledSequence, RowOutput, float]] = []
+        self._flight: _Flight | None = None
+        self._short_of_memory = False  # the latest step found too little
         self._abandonment = Abandonment(lambda: self._unseen > 0, time.monotonic)
         self._thread = threading.Thread(target=self._run, name="orchestra-engine", daemon=True)
         claim_process()
@@ -153,7 +170,7 @@ class Worker:
         try:
             self._commands.get()()
             if self._model is not None and self._state is not None:
-                self._loop(self._model, self._state)
+                self._loop(self._state)
         except BaseException as error:
             why = _Death(error)
         self._end(why)
@@ -174,6 +191,7 @@ class Worker:
             self._refuse_to_start(failure)
         else:
             self._model = model
+            self._runner = StepQueue(runner)
             self.ready.set_result(model)
             self.telemetry.engine_started(model)
 
@@ -182,13 +200,14 @@ class Worker:
         self.ready.set_exception(error)
         self.telemetry.engine_ended(error)
 
-    def _loop(self, model: LoadedModel, state: SchedulerState) -> None:
+    def _loop(self, state: SchedulerState) -> None:
         while True:
-            self._obey(wait=not state.has_work and not self.stopping)
+            self._obey(wait=not (state.has_work or self._flight or self.stopping))
             if self.stopping and not (self._draining and state.has_work):
+                self._deliver_late(state)
                 return
-            if state.has_work:
-                self._step(model, state)
+            if state.has_work or self._flight:
+                self._step(state)
 
     def _obey(self, *, wait: bool) -> None:
         """Carry out the commands that came; with ``wait``, sleep until one comes."""
@@ -199,7 +218,31 @@ class Worker:
         except queue.Empty:
             pass
 
-    def _step(self, model: LoadedModel, state: SchedulerState) -> None:
+    def _step(self, state: SchedulerState) -> None:
+        """Begin a step, unless one is under way, and see it to its end; the next may be under way by then."""
+        flight = self._flight or self._launch(state)
+        if flight is None:
+            return
+        self._flight = self._launch_ahead(state, flight.plan) if self._runner.overlaps else None
+        self._deliver_late(state)
+        outputs = self._runner.collect(flight.step)
+        self._short_of_memory = False
+        now = time.monotonic()
+        self._cost.observe(flight.plan.load, now - flight.began)
+        self._record(state, flight.plan, flight.began, now)
+        if self._flight is not None:
+            self._flight.began = now
+        self._obey(wait=False)  # who gave up during the step gets none of it
+        idle = self._runner.overlaps and self._flight is None  # the device, until the next step is planned
+        with waking_together():
+            for seq, output in commit_step(state, flight.plan, outputs):
+                if idle and can_be_late(seq, output.token_id):
+                    self._late.append((seq, output, now))
+                else:
+                    self._deliver(state, seq, output, now)
+
+    def _launch(self, state: SchedulerState) -> _Flight | None:
+        """Plan a step and begin it. None where it was given up."""
         cost = self._cost.cost
         plan = self._schedule(state, StepBudget.of(self.config, cost), cost)
         if not plan.rows:
@@ -214,17 +257,44 @@ class Worker:
             if generation.begin(began):
                 self.telemetry.started(generation, began)
         try:
-            outputs = model.runner.run(rows, abandon)
+            return _Flight(plan, self._runner.submit(rows, abandon), began)
+        except StepOutOfMemory as error:
+            self._give_up_blocks(state, error)
         except StepAbandoned:  # nothing of it counts, and its rows come again
             self._abandonment.abandoned()
             self.telemetry.count("abandoned")
-            return
-        now = time.monotonic()
-        self._cost.observe(plan.load, now - began)
-        self._record(state, plan, began, now)
-        self._obey(wait=False)  # who gave up during the step gets none of it
-        for seq, output in commit_step(state, plan, outputs):
-            self._deliver(state, seq, output, now)
+        return None
+
+    def _launch_ahead(self, state: SchedulerState, plan: StepPlan) -> _Flight | None:
+        """Begin the step after that of ``plan``, which is under way, where nothing has to be known for it."""
+        ahead = plan_ahead(state, plan, self._cost.cost)
+        if ahead is None:
+            return None
+        try:
+            return _Flight(ahead, self._runner.submit(apply_plan(state, ahead)), time.monotonic())
+        except StepOutOfMemory:  # the step that is planned instead meets that as well
+            return None
+
+    def _deliver_late(self, state: SchedulerState) -> None:
+        late, self._late = self._late, []
+        with waking_together():
+            for seq, output, drawn in late:
+                self._deliver(state, seq, output, drawn)
+
+    def _give_up_blocks(self, state: SchedulerState, error: StepOutOfMemory) -> None:
+        """Make the KV cache smaller, for a step that has found too little memory and is tried again after that."""
+        if self._short_of_memory or error.blocks >= state.pool.num_blocks:
+            raise error
+        self._short_of_memory = True
+        before = state.pool.given_up
+        unfit = state.shrink(error.blocks)
+        error.give_up(state.pool.given_up - before)
+        self._limits = state.limits
+        left = state.pool.num_blocks
+        for seq in unfit:
+            room = f"{left} blocks of {state.pool.block_size} tokens"
+            self._fail(state, seq, PromptTooLong(f"memory ran out, and the {room} that are left do not hold it"))
+        self.telemetry.shrank(error.blocks, left, str(error))
 
     def _deliver(self, state: SchedulerState, seq: ScheduledSequence, output: RowOutput, now: float) -> None:
         request_id = seq.request_id
@@ -238,19 +308,27 @@ class Worker:
         except Exception as error:  # one request's text is no reason to end the others
             if not isinstance(error, EngineError):
                 error = EngineError(f"the output could not be turned into text: {_told(error)}")
-            generation.buffer.fail(error)
-            self.telemetry.failed(generation, error)
-            for relative in seq.kin:  # whose reader has the error already
-                if relative is not seq:
-                    self._cancel(relative.request_id)
-        else:
-            self.telemetry.drew(generation)
-            if not ended:
-                return
+            self._fail(state, seq, error)
+            return
+        self.telemetry.drew(generation)
+        if ended:
             self.telemetry.finished(generation)
             state.growth.observe(seq)
-        state.remove(request_id)
-        del self._live[request_id]
+            state.remove(request_id)
+            del self._live[request_id]
+
+    def _fail(self, state: SchedulerState, seq: ScheduledSequence, error: EngineError) -> None:
+        """End a request by ``error``, and with it the other completions of its prompt."""
+        generation = self._live.pop(seq.request_id, None)
+        if generation is None:  # another completion of its prompt has failed just now
+            return
+        generation.buffer.fail(error)
+        self.telemetry.failed(generation, error)
+        for relative in seq.kin:  # whose reader has the error already
+            if relative is not seq:
+                self._cancel(relative.request_id)
+        self._follow(state, seq.request_id)
+        state.remove(seq.request_id)
 
     def _record(self, state: SchedulerState, plan: StepPlan, began: float, now: float) -> None:
         interactive = sum(row.request_id in state.running[TrafficClass.INTERACTIVE] for row in plan.rows)

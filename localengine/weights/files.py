@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from orchestra.localengine.errors import ModelFileError
 from orchestra.localengine.models.capacity import available_memory, human, weight_bytes
@@ -16,7 +16,23 @@ from orchestra.localengine.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModelFiles", "check_memory", "naming"]
+__all__ = ["ModelFiles", "Placing", "check_memory", "naming"]
+
+
+class Placing(Protocol):
+    """Where a model's tensors go as they are read, other than into this machine's memory as float32."""
+
+    def check_memory(self, spec: ModelSpec) -> None:
+        """Raise ValueError where the weights do not fit there."""
+        ...
+
+    def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of ``tensor`` there, which may be kept in another type; ``tensor`` itself is not kept."""
+        ...
+
+    def check_numbers(self) -> None:
+        """Wait until all are there, and raise ValueError where one holds a number that is not finite."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +41,8 @@ class ModelFiles:
 
     ``weights``: contiguous float32 tensors under their Hugging Face names (of which
     ``model.layers.0.self_attn.q_proj.weight`` is ``[num_heads * head_dim, hidden_size]``, in half-rotation order);
-    ``lm_head.weight`` only where the embeddings are not tied. ``chat_template``: Jinja source, or None.
+    ``lm_head.weight`` only where the embeddings are not tied. They are on a device, in its own types, where a
+    `Placing` was given. ``chat_template``: Jinja source, or None.
     """
 
     name: str

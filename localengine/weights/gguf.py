@@ -16,7 +16,7 @@ from orchestra.localengine.models.layout import EMBEDDING, HEAD, NORM, layer_sha
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.weights.container import Container, TensorRecord, read_container
 from orchestra.localengine.weights.fields import DAMAGED, Fields
-from orchestra.localengine.weights.files import ModelFiles, check_memory, naming
+from orchestra.localengine.weights.files import ModelFiles, Placing, check_memory, naming
 from orchestra.localengine.weights.gguf_spec import spec_of_metadata
 from orchestra.localengine.weights.gguf_tokenizer import gguf_tokenizer
 
@@ -49,14 +49,14 @@ _POST_NORMS = {
 }
 
 
-def load_gguf(path: Path) -> ModelFiles:
-    """Read a whole model into memory as float32. Raises ModelFileError."""
+def load_gguf(path: Path, placing: Placing | None = None) -> ModelFiles:
+    """Read a whole model into memory as float32, or where ``placing`` puts it. Raises ModelFileError."""
     with naming(path), path.open("rb") as file:
         container = read_container(file)
         spec = _spec(file, container)
         names, shapes = _tensor_names(spec), tensor_shapes(spec)
         _check_tensors(container, spec, {gguf_name: shapes[name] for gguf_name, name in names.items()})
-        check_memory(spec)
+        (check_memory if placing is None else placing.check_memory)(spec)
         tokenizer = gguf_tokenizer(container.metadata)
         if tokenizer.vocab_size != spec.vocab_size:
             raise ValueError(
@@ -68,7 +68,10 @@ def load_gguf(path: Path) -> ModelFiles:
         for gguf_name, name in names.items():
             tensor = _read_tensor(file, container.tensors[gguf_name])
             heads = pairwise.get(gguf_name.split(".")[-2])
-            weights[name] = tensor if heads is None else _half_rotation(tensor, heads)
+            tensor = tensor if heads is None else _half_rotation(tensor, heads)
+            weights[name] = tensor if placing is None else placing.place(name, tensor)
+        if placing is not None:
+            placing.check_numbers()
         fields = Fields(container.metadata)
         return ModelFiles(
             name=fields.text("general.name") or path.stem,

@@ -16,7 +16,7 @@ from orchestra.localengine.models.capacity import human
 from orchestra.localengine.models.layout import EMBEDDING, HEAD, tensor_shapes
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.weights.fields import DAMAGED
-from orchestra.localengine.weights.files import ModelFiles, check_memory, naming
+from orchestra.localengine.weights.files import ModelFiles, Placing, check_memory, naming
 from orchestra.localengine.weights.hub_config import spec_of_config
 from orchestra.localengine.weights.hub_tokenizer import hub_tokenizer
 from orchestra.localengine.weights.safetensors import Tensors, shard_of
@@ -34,12 +34,12 @@ _MAX_INDEX = 16 * _MIB
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
-def load_hub_folder(folder: Path) -> ModelFiles:
-    """Read a whole model into memory as float32. Raises ModelFileError."""
+def load_hub_folder(folder: Path, placing: Placing | None = None) -> ModelFiles:
+    """Read a whole model into memory as float32, or where ``placing`` puts it. Raises ModelFileError."""
     with naming(folder):
         config = _json(folder / _CONFIG, _MAX_CONFIG)
         spec = spec_of_config(config)
-        check_memory(spec)
+        (check_memory if placing is None else placing.check_memory)(spec)
         tensors = _tensors(folder)
         shapes = tensor_shapes(spec)
         names = _names(tensors, shapes, spec)
@@ -52,10 +52,13 @@ def load_hub_folder(folder: Path) -> ModelFiles:
             vocab_size=spec.vocab_size,
             end_ids=_end_ids(generation, config),
         )
+        weights = dict(tensors.read(names, placing))
+        if placing is not None:
+            placing.check_numbers()
         return ModelFiles(
             name=folder.resolve().name,
             spec=spec,
-            weights=dict(tensors.read(names)),
+            weights=weights,
             tokenizer=tokenizer,
             chat_template=_chat_template(folder, settings),
         )

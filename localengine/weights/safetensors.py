@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestra.localengine.weights.fields import DAMAGED
+from orchestra.localengine.weights.files import Placing
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +70,11 @@ class Tensors:
                     "BF16, F16 or F32, or a GGUF"
                 )
 
-    def read(self, names: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each of ``names``' keys with its tensor, called as its value says: contiguous float32 in memory."""
+    def read(self, names: Mapping[str, str], placing: Placing | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each of ``names``' keys with its tensor, called as its value says: contiguous float32 in memory.
+
+        With ``placing`` it is where that puts it, straight from the mapped file.
+        """
         import torch
 
         by_file: dict[str, list[str]] = {}
@@ -79,6 +83,9 @@ class Tensors:
         for place, members in sorted(by_file.items()):
             with _opened(self._folder / place) as file:
                 for wanted in members:
+                    if placing is not None:
+                        yield wanted, placing.place(wanted, file.get_tensor(names[wanted]))
+                        continue
                     tensor = file.get_tensor(names[wanted]).to(torch.float32, copy=True).contiguous()
                     least, most = torch.aminmax(tensor)  # a NaN anywhere becomes both
                     if not (least.isfinite() and most.isfinite()):

@@ -50,10 +50,13 @@ weights = "smollm2-135m"
 # interactive_cache = 0.125
 # Whether what was computed of a prompt is kept for others that begin alike.
 # prefix_cache = true
-# "int8" takes a quarter to a half of the memory for the model's matrices, and is quicker; but the likeliest token
-# is another in one place of seven. Measure yours first: `orchestra model info NAME --precision int8 --measure`.
-# precision = "float32"
-# The same bits of every logit for a request in any company. Long prompts take longer.
+# "cpu", "cuda", or one of several GPUs, as "cuda:1". "auto" is a GPU where torch and Triton find one.
+# device = "auto"
+# "auto" is "float32" on a CPU, and "bfloat16" on a GPU, which has "float16" as well. On a CPU there is "int8": it
+# takes a quarter to a half of the memory for the model's matrices, and is quicker; but the likeliest token is
+# another in one place of seven. Measure yours first: `orchestra model info NAME --precision int8 --measure`.
+# precision = "auto"
+# On a CPU: the same bits of every logit for a request in any company. Long prompts take longer.
 # strict = false
 # What this machine costs in USD: jobs then say what a million tokens cost on it. Default: nobody knows.
 # dollars_per_hour = 0.80
@@ -183,6 +186,14 @@ client = "aiohttp"
 # Whether `orchestra status`, run by the same user on this machine, can look into a running program: its limits,
 # what waits and why. It sees no key, no prompt and no answer.
 status = true
+
+[metrics]
+# Serve a page for Prometheus at http://127.0.0.1:PORT/metrics; "0.0.0.0:9464" opens it to other machines. A
+# process that finds the port taken says so and goes on without. Needs: pip install 'orchestra-llm[prometheus]'
+# prometheus = 9464
+# Tell OpenTelemetry of each call (a span, with its queue and its attempts) and of the same numbers, through the
+# providers of your program or of `opentelemetry-instrument`. Needs: pip install 'orchestra-llm[otel]'
+otel = false
 """
 
 

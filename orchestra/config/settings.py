@@ -56,7 +56,8 @@ class LocalConfig(Section):
     interactive_slots: Annotated[int, Field(ge=0, strict=True)] | None = None
     interactive_cache: Share | None = None
     prefix_cache: Annotated[bool, Field(strict=True)] | None = None
-    precision: Literal["float32", "int8"] | None = None
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] | None = None
+    precision: Literal["auto", "float32", "int8", "bfloat16", "float16"] | None = None
     strict: Annotated[bool, Field(strict=True)] | None = None
     dollars_per_hour: Price | None = None
 
@@ -137,6 +138,42 @@ class ObserveConfig(Section):
     status: Annotated[bool, Field(strict=True)] = True
 
 
+class MetricsConfig(Section):
+    """Who is told what calls, limits and engines do, in numbers.
+
+    ``prometheus``: where to serve a page for Prometheus, as ``"HOST:PORT"``, or a port of 127.0.0.1; port 0 is any
+    that is free. ``otel``: whether OpenTelemetry is told, spans as well, through the providers of the process.
+    """
+
+    prometheus: str | None = None
+    otel: Annotated[bool, Field(strict=True)] = False
+
+    @field_validator("prometheus", mode="before")
+    @classmethod
+    def _is_an_address(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        text = f"127.0.0.1:{value}" if type(value) is int else value
+        if isinstance(text, str):
+            host, _, port = text.rpartition(":")
+            if host and port.isascii() and port.isdigit() and int(port) < 65536:
+                return text
+        raise ValueError(f'must be a port, as 9464, or "HOST:PORT", not {value!r}')
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is told."""
+        return self.otel or self.prometheus is not None
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Where the page is served, or None."""
+        if self.prometheus is None:
+            return None
+        host, _, port = self.prometheus.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 class Config(Section):
     """All settings. Names of providers and of local models may not collide, nor contain a slash."""
 
@@ -148,6 +185,7 @@ class Config(Section):
     bulk: BulkConfig = Field(default_factory=BulkConfig)
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
 
     @model_validator(mode="after")
     def _routes_exist(self) -> Self:

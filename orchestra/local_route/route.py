@@ -76,6 +76,7 @@ class LocalRoute:
         self._open_engine = open_engine
         self._lock = threading.Lock()
         self._engine: LocalEngine | None = None
+        self._on_opened: tuple[Callable[[LocalEngine], None], ...] = ()
 
     @property
     def route(self) -> str:
@@ -217,7 +218,32 @@ class LocalRoute:
         with self._lock:
             if self._engine is None:
                 self._engine = self._open_engine(self._config)
+                for listen in self._on_opened:
+                    listen(self._engine)
             return self._engine
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call ``subscriber`` with every event of the engine, whenever one is opened, from now on.
+
+        Returns the function that ends it. It runs in the engine's thread: see `LocalEngine.events`.
+        """
+        stops: list[Callable[[], None]] = []
+
+        def listen(engine: LocalEngine) -> None:
+            stops.append(engine.events.subscribe(subscriber))
+
+        with self._lock:
+            self._on_opened = (*self._on_opened, listen)
+            if self._engine is not None:
+                listen(self._engine)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._on_opened = tuple(one for one in self._on_opened if one is not listen)
+            while stops:
+                stops.pop()()
+
+        return unsubscribe
 
     def snapshot(self) -> dict[str, Any]:
         """Return what the engine is doing; its ``state`` is ``unused`` before the first call."""

@@ -108,11 +108,10 @@ def test_info_in_int8_says_what_it_takes(request, monkeypatch):
 @pytest.mark.timeout(600)
 def test_info_measures_int8_against_float32(request, monkeypatch):
     monkeypatch.delenv("ORCHESTRA_CACHE")
-    monkeypatch.setattr(
-        "orchestra.localengine.quality.measurement._OUTPUT_TOKENS", 10
-    )  # a quarter, for time's sake
-    monkeypatch.setattr("orchestra.localengine.quality.measurement._STEPS", 3)
-    request.getfixturevalue("model_path")
+    # little of each, for time's sake
+    for name, value in {"_OUTPUT_TOKENS": 5, "_STEPS": 1, "_CONTEXT": 32, "_ROWS": (1, 4)}.items():
+        monkeypatch.setattr(f"orchestra.localengine.quality.measurement.{name}", value)
+    request.getfixturevalue("model_read_once")
     done = CliRunner().invoke(app, ["model", "info", "smollm2-135m", "--precision", "int8", "--measure"])
     assert done.exit_code == 0, done.output
     assert "==> comparing its answers in int8" in done.stderr

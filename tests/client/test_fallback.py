@@ -19,8 +19,7 @@ SLOW = Reply(delay=60)
 
 @pytest.fixture(params=["scripted", pytest.param("real", marks=[pytest.mark.model, pytest.mark.timeout(900)])])
 def weights(request: pytest.FixtureRequest) -> str:
-    if request.param == "scripted":
-        request.getfixturevalue("engine")
+    request.getfixturevalue("engine" if request.param == "scripted" else "model_read_once")
     return "smollm2-135m"
 
 

@@ -55,6 +55,7 @@ def test_every_setting_reaches_the_engine() -> None:
         "interactive_slots": 0,
         "interactive_cache": 0.0,
         "prefix_cache": False,
+        "device": "cpu",
         "precision": "int8",
         "strict": True,
     }

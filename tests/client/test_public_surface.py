@@ -37,7 +37,9 @@ def test_the_first_use_is_quick() -> None:
         "import orchestra; orchestra.Orchestra; orchestra.http_client; orchestra.bulk; orchestra.InputError\n"
         "print(time.process_time() - began, began - start)"
     )
-    runs = [tuple(map(float, run(code).split())) for _ in range(5)]
+    runs: list[tuple[float, ...]] = []
+    while len(runs) < 5 and not (runs and runs[-1][0] < 0.15):
+        runs.append(tuple(map(float, run(code).split())))
     assert min(ours for ours, _ in runs) < 0.15, runs
 
 

@@ -21,7 +21,7 @@ URL = "https://api.openai.com/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def orc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
+def orc(model_read_once: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
     store = BulkConfig(store=str(tmp_path_factory.mktemp("bulk") / "jobs.db"))
     made = Orchestra(default_config().model_copy(update={"bulk": store}))
     yield made

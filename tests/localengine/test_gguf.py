@@ -23,6 +23,7 @@ from orchestra.localengine.errors import ModelFileError
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.weights import files as shared
 from orchestra.localengine.weights import gguf as loader
+from orchestra.localengine.weights.files import ModelFiles
 from orchestra.localengine.weights.gguf import load_gguf, read_gguf_spec
 
 RELAXED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # which measures the machine
@@ -329,8 +330,8 @@ def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, tiny_bytes: byt
 
 
 @pytest.mark.model
-def test_the_real_model(model_path: Path) -> None:
-    files = load_gguf(model_path)
+def test_the_real_model(model_files: ModelFiles) -> None:
+    files = model_files
     assert files.spec == ModelSpec(
         architecture="llama",
         vocab_size=49_152,

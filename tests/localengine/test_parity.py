@@ -11,14 +11,17 @@ import pytest
 import torch
 from hub_gguf import make_gguf
 from hub_lab import VOCABULARY, make_folder, make_model, reference_logits
+from model_lab import poisoned
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from orchestra.kernels.linear import torch_cpu as linear_cpu
 from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import SamplingParams
 from orchestra.localengine.step import RowInput
+from orchestra.localengine.weights.files import ModelFiles
 from orchestra.localengine.weights.opening import load_model
 
 LLAMA3 = {
@@ -69,9 +72,7 @@ class Case:
     def runner(self, spec: ModelSpec | None = None, path: Path | None = None) -> Runner:
         """Ours, its cache full of NaN, so that nothing unwritten is ever read unseen."""
         files = load_model(path or self.folder)
-        runner = Runner(spec or files.spec, files.weights, num_blocks=NUM_BLOCKS, block_size=BLOCK)
-        runner._pools.fill_(float("nan"))
-        return runner
+        return poisoned(Runner(spec or files.spec, files.weights, num_blocks=NUM_BLOCKS, block_size=BLOCK))
 
 
 @pytest.fixture(autouse=True)
@@ -220,9 +221,9 @@ def test_whatever_is_left_out_shows(case: Case, left_out: dict[str, Any]) -> Non
 
 @pytest.mark.model
 @pytest.mark.timeout(300)
-def test_the_small_model_itself(model_path: Path) -> None:
+def test_the_small_model_itself(model_files: ModelFiles) -> None:
     """Logits of a prompt, and 64 greedy tokens, by transformers' forward pass and by ours."""
-    files = load_model(model_path)
+    files = model_files
     config = LlamaConfig(
         vocab_size=49_152,
         hidden_size=576,
@@ -234,10 +235,11 @@ def test_the_small_model_itself(model_path: Path) -> None:
         rope_theta=100_000.0,
         tie_word_embeddings=True,
     )
-    model = LlamaForCausalLM(config).eval()
     tied = {"lm_head.weight": files.weights["model.embed_tokens.weight"]}
+    with no_init_weights():
+        model = LlamaForCausalLM(config).eval()
     model.load_state_dict({**files.weights, **tied}, strict=True)
-    runner = Case(model, model_path).runner()
+    runner = poisoned(Runner(files.spec, dict(files.weights), num_blocks=NUM_BLOCKS, block_size=BLOCK))
     ids = files.tokenizer.encode("def fibonacci(n):\n    '''Return the", special=False)
     (logits,) = runner.logits([row(0, ids, 0, range(8))])
     close(logits, reference_logits(model, ids))

@@ -15,6 +15,7 @@ from orchestra.kernels.linear import int8_fault
 from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams
 from orchestra.localengine.errors import EngineError
 from orchestra.localengine.execution.runner import Runner
+from orchestra.localengine.gpu.selection import Machine, settle
 from orchestra.localengine.models.layout import EMBEDDING
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.precision import Precision
@@ -23,7 +24,8 @@ NEEDS_INT8 = pytest.mark.skipif(int8_fault() is not None, reason=str(int8_fault(
 
 
 def test_it_is_never_the_default() -> None:
-    assert EngineConfig().precision == "float32"
+    assert EngineConfig().precision == "auto"
+    assert settle(EngineConfig(), Machine()) == ("cpu", "float32")
     assert EngineConfig().strict is False
 
 
@@ -75,6 +77,7 @@ async def test_where_torch_has_none_it_says_so_before_anything_is_read(
 @NEEDS_INT8
 @pytest.mark.model
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("model_read_once")
 async def test_the_small_model_in_int8(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "orchestra.localengine.service.loading")
     config = EngineConfig(precision="int8", kv_bytes=64 << 20, threads=2)

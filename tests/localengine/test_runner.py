@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import SamplingParams
 from orchestra.localengine.step import RowInput, StepRunner
+from orchestra.localengine.weights.files import ModelFiles
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -282,13 +282,11 @@ QUESTION = (
 
 
 @pytest.mark.model
-def test_the_small_model(model_path: Path) -> None:
-    from orchestra.localengine.weights.gguf import load_gguf
-
-    files = load_gguf(model_path)
+def test_the_small_model(model_files: ModelFiles) -> None:
+    files = model_files
     ids = files.tokenizer.encode(QUESTION, special=True)
     expected = plain_forward(files.spec, files.weights, ids)
-    runner = poisoned(Runner(files.spec, files.weights, num_blocks=8, block_size=16))
+    runner = poisoned(Runner(files.spec, dict(files.weights), num_blocks=8, block_size=16))
     table = [6, 1, 4, 0]
     (logits,) = runner.logits([row(0, ids, 0, table)])
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=0)

@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from orchestra.localengine.models.row_stable import in_small_pieces, packing_sta
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.precision import Precision
 from orchestra.localengine.request import Completion
+from orchestra.localengine.weights.files import ModelFiles
 
 GEMMA = replace(
     GROUP_OF_TWO,
@@ -217,15 +217,14 @@ async def test_an_answer_and_its_scores_are_the_same_in_any_company(seeded: bool
 
 
 @pytest.fixture(scope="module")
-def small_model(model_path: Path) -> Iterator[tuple[Runner, list[list[int]]]]:
+def small_model(model_files: ModelFiles) -> Iterator[tuple[Runner, list[list[int]]]]:
     from orchestra.localengine.quality.prose import BEGINNINGS, PASSAGES
-    from orchestra.localengine.weights.gguf import load_gguf
 
-    files = load_gguf(model_path)
-    runner = Runner(files.spec, files.weights, num_blocks=80, block_size=16, threads=2, strict=True)
+    weights = dict(model_files.weights)
+    runner = Runner(model_files.spec, weights, num_blocks=80, block_size=16, threads=2, strict=True)
     words = " ".join(PASSAGES).split()
     texts = [*BEGINNINGS, *(" ".join(words[8 * i : 9 * i + 5]) for i in range(24))]
-    yield runner, [files.tokenizer.encode(text, special=False) for text in texts]
+    yield runner, [model_files.tokenizer.encode(text, special=False) for text in texts]
     runner.close()
 
 
