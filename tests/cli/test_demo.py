@@ -12,18 +12,23 @@ import pytest
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
 
+PROGRAM = """
+from dataclasses import replace
+from orchestra.cli.demo import workload
+workload._QUESTION_TOKENS = 12
+workload.TASKS = tuple(replace(task, max_tokens=12) for task in workload.TASKS)
+tickets = tuple(replace(ticket, text=ticket.text[:80]) for ticket in workload.load_tickets())
+workload.load_tickets = lambda: tickets
+from orchestra.cli.main import main
+main()
+"""
+"""The command, on shorter texts, for time's sake."""
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory, model_path):
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
-    command = [
-        sys.executable,
-        "-c",
-        "from orchestra.cli.main import main; main()",
-        "demo",
-        "--quick",
-        "--out",
-        str(out),
-    ]
+    command = [sys.executable, "-c", PROGRAM, "demo", "--quick", "--out", str(out)]
     # the other core may be busy, and threads that spin while they wait for it would wait for ever
     env = {**os.environ, "COLUMNS": "120"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)

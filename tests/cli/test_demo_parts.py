@@ -6,19 +6,15 @@ import asyncio
 import io
 import json
 from dataclasses import replace
-from itertools import islice, pairwise
-from statistics import mean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestra.cli.demo.measure import Plan, _Feed
-from orchestra.cli.demo.plot import occupancy, save_plot
-from orchestra.cli.demo.recording import Answer, BulkLoad, Recording, Step, figures_of, percentile
+from orchestra.cli.demo.plot import save_plot
+from orchestra.cli.demo.recording import Answer, BulkLoad, Recording, Step, figures_of
 from orchestra.cli.demo.report import save_numbers, table
-from orchestra.cli.demo.workload import QUESTIONS, TASKS, arrivals, bulk_requests, load_tickets
+from orchestra.cli.demo.workload import QUESTIONS, TASKS, bulk_requests, load_tickets
 from orchestra.jobs.intake.line_parser import LineParser
 from orchestra.jobs.ledger.line import Line
 
@@ -66,14 +62,6 @@ def test_bulk_requests_are_lines_that_a_job_takes():
     assert len({request["custom_id"] for request in requests}) == len(requests)
 
 
-def test_arrivals_are_those_of_the_seed_and_rate():
-    first = list(islice(arrivals(2.0, seed=5), 2000))
-    assert first == list(islice(arrivals(2.0, seed=5), 2000))
-    assert first == sorted(first)
-    gaps = [b - a for a, b in pairwise(first)]
-    assert mean(gaps) == pytest.approx(0.5, rel=0.1)
-
-
 async def test_the_feed_gives_every_ticket_then_only_what_keeps_the_load_full():
     feed = _Feed(Plan(TICKETS, backlog=10))
     lines = feed.lines()
@@ -104,21 +92,6 @@ async def test_a_feed_stopped_early_still_gives_every_ticket():
     feed = _Feed(Plan(TICKETS))
     feed.stop()
     assert len([line async for line in feed.lines()]) == len(TICKETS)
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 1))
-def test_percentile_lies_within_and_grows(values, share):
-    found = percentile(values, share)
-    assert min(values) <= found <= max(values) or found == pytest.approx(min(values))
-    assert percentile(values, 0) == min(values)
-    assert percentile(values, 1) == max(values)
-    assert found <= percentile(values, min(1.0, share + 0.1)) * (1 + 1e-12)
-
-
-def test_percentile_interpolates():
-    assert percentile([1, 2, 3, 4, 5], 0.95) == pytest.approx(4.8)
-    with pytest.raises(ValueError, match="nothing"):
-        percentile([], 0.5)
 
 
 def test_figures():
@@ -166,21 +139,6 @@ def test_numbers_hold_what_the_figures_come_from(tmp_path):
     assert [answer["ttft"] for answer in numbers["loaded"]] == [0.3, 0.4]
     assert numbers["alone"][0]["tpot"] == pytest.approx(0.1)
     assert len(numbers["steps"]) == 60
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 50), st.floats(0.001, 5), st.integers(0, 4), st.integers(0, 16)), max_size=40)
-)
-def test_occupancy_loses_no_row_seconds(steps):
-    end = max((at + seconds for at, seconds, _, _ in steps), default=1.0)
-    spans = occupancy([Step(*step) for step in steps], end, bins=50)
-    width = end / 50
-    assert sum(interactive for _, interactive, _ in spans) * width == pytest.approx(
-        sum(seconds * interactive for _, seconds, interactive, _ in steps), abs=1e-6
-    )
-    assert sum(bulk for _, _, bulk in spans) * width == pytest.approx(
-        sum(seconds * bulk for _, seconds, _, bulk in steps), abs=1e-6
-    )
 
 
 def test_the_plot_is_a_picture_with_something_on_it(tmp_path):

@@ -27,6 +27,8 @@ def test_help_teaches_and_is_quick():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0
+        if took[-1] < 0.7:
+            break
     for taught in ("orchestra demo", "orchestra init", "orchestra doctor", "orchestra run"):
         assert taught in done.stdout
     # processor seconds, and the best of five: the machine may be busy with something else

@@ -308,7 +308,7 @@ def test_a_folder_that_will_not_do_is_told(tmp_path):
 @pytest.mark.parametrize("columns", ["0", "1", "1000"])
 def test_whatever_width_a_terminal_tells_all_is_said(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setattr("orchestra.cli.status._look", lambda pid, file: report(pool()))
+    monkeypatch.setattr("orchestra.cli.status.look", lambda pid, file: report(pool()))
     assert "pid 4242  serve.py" in status().stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestra import InputError, Job, Orchestra
+from orchestra.bench.arrivals import Arrivals
 from orchestra.cli.demo.recording import Answer, BulkLoad, Recording, Step
-from orchestra.cli.demo.workload import MODEL, QUESTIONS, TASKS, Ticket, arrivals, bulk_requests, chat
+from orchestra.cli.demo.workload import MODEL, QUESTIONS, TASKS, Ticket, bulk_requests, chat
 from orchestra.jobs.output import output_line
 
 __all__ = ["LOCAL_MODEL", "Plan", "Watcher", "measure"]
@@ -168,7 +170,8 @@ async def _trickle(
 
     watcher.asked(0, len(listed))
     async with asyncio.TaskGroup() as group:
-        for question, at in zip(listed, arrivals(plan.rate, plan.seed), strict=False):
+        instants = Arrivals().instants(plan.rate, random.Random(plan.seed))
+        for question, at in zip(listed, instants, strict=False):
             intended = begin + at
             await asyncio.sleep(intended - time.monotonic())
             task = group.create_task(_ask(orc, question, intended, start))

@@ -5,22 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from orchestra.cli.demo.recording import Answer, Figures, Recording, Step, figures_of, percentile
+from orchestra.bench.occupancy import occupancy
+from orchestra.bench.pen import BULK, FAINT, INK, INTERACTIVE, STYLE
+from orchestra.bench.quantiles import percentile
+from orchestra.cli.demo.recording import Answer, Figures, Recording, figures_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["occupancy", "save_plot"]
+__all__ = ["save_plot"]
 
-# distinct to colour-blind eyes, and by lightness in grey (Okabe and Ito, 2008)
-INTERACTIVE = "#D55E00"
-BULK = "#8CC4E8"
-INK = "#222222"
-FAINT = "#777777"
-
-_BINS = 240
 _REACH = 0.3  # half the height of a mark among the dots
 
 
@@ -32,19 +28,7 @@ def save_plot(recording: Recording, path: Path) -> None:
     from matplotlib import pyplot
 
     figures = figures_of(recording)
-    style: dict[Any, Any] = {
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": FAINT,
-        "xtick.color": FAINT,
-        "ytick.color": FAINT,
-        "axes.labelcolor": INK,
-        "text.color": INK,
-        "figure.constrained_layout.h_pad": 0.12,
-        "figure.constrained_layout.hspace": 0.08,
-    }
-    with pyplot.rc_context(style):
+    with pyplot.rc_context(STYLE):
         figure, (upper, lower) = pyplot.subplots(
             2, 1, figsize=(9, 6.4), dpi=140, height_ratios=(1, 1.35), layout="constrained"
         )
@@ -52,24 +36,6 @@ def save_plot(recording: Recording, path: Path) -> None:
         _draw_rows(lower, recording)
         figure.savefig(path)
         pyplot.close(figure)
-
-
-def occupancy(steps: Sequence[Step], end: float, bins: int = _BINS) -> list[tuple[float, float, float]]:
-    """Return (time, interactive rows, bulk rows): the mean over each of ``bins`` equal spans from 0 to ``end``.
-
-    A span in which the engine stood idle counts as zero rows for that share of it.
-    """
-    width = end / bins
-    interactive = [0.0] * bins
-    bulk = [0.0] * bins
-    for step in steps:
-        first = int(step.at / width)
-        last = min(int((step.at + step.seconds) / width), bins - 1)
-        for index in range(first, last + 1):
-            inside = min(step.at + step.seconds, (index + 1) * width) - max(step.at, index * width)
-            interactive[index] += step.interactive * inside / width
-            bulk[index] += step.bulk * inside / width
-    return [((index + 0.5) * width, interactive[index], bulk[index]) for index in range(bins)]
 
 
 def _draw_waits(axes: Axes, recording: Recording, figures: Figures) -> None:

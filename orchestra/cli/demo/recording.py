@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-__all__ = ["PROMISED_RATIO", "Answer", "BulkLoad", "Figures", "Recording", "Step", "figures_of", "percentile"]
+from orchestra.bench.quantiles import percentile
+
+__all__ = ["PROMISED_RATIO", "Answer", "BulkLoad", "Figures", "Recording", "Step", "figures_of"]
 
 PROMISED_RATIO = 3.0
 """The most that p95 TTFT beside a full bulk load may be, as a multiple of its value alone."""
@@ -93,17 +95,6 @@ class Figures:
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "promised_ratio": PROMISED_RATIO, "promise_kept": self.promise_kept}
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which ``share`` of them lie, interpolated linearly. Raises ValueError for none."""
-    if not values:
-        raise ValueError("there is no percentile of nothing")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def figures_of(recording: Recording) -> Figures:

@@ -7,15 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestra.bench.quantiles import ENOUGH_FOR_P95
 from orchestra.cli.demo.recording import PROMISED_RATIO, Figures, Recording, figures_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["save_numbers", "table"]
-
-ENOUGH_FOR_P95 = 20
-"""With fewer, no value at all lies above the 95th percentile but the largest."""
 
 PRICE = (
     "The higher time per output token is the price of a full batch: each step computes bulk rows as well, and the "

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["MODEL", "QUESTIONS", "TASKS", "Ticket", "arrivals", "bulk_requests", "chat", "load_tickets"]
+__all__ = ["MODEL", "QUESTIONS", "TASKS", "Ticket", "bulk_requests", "chat", "load_tickets"]
 
 MODEL = "fast"
 
@@ -145,12 +144,3 @@ def bulk_requests(tickets: tuple[Ticket, ...], task: Task) -> Iterator[dict[str,
                 "temperature": 0,
             },
         }
-
-
-def arrivals(rate: float, seed: int) -> Iterator[float]:
-    """Yield the instants of a Poisson process of ``rate`` a second, in seconds from its start, without end."""
-    draw = random.Random(seed)
-    at = 0.0
-    while True:
-        at += draw.expovariate(rate)
-        yield at

@@ -1,0 +1,131 @@
+"""Goes through the rates of a load test, and knows at any time what was found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from orchestra.bench.clock import Clock, LoopClock
+from orchestra.bench.figures import RateFigures, figures_of
+from orchestra.bench.generator import LoadRun, Phases
+from orchestra.bench.operating_point import advise
+from orchestra.bench.report import Report
+from orchestra.bench.slo import Slo
+from orchestra.bench.sweep import Tried, first_rate, next_rate
+from orchestra.bench.target import Target
+from orchestra.bench.workload import Load
+from orchestra.clock import wall
+from orchestra.errors import CallError, InputError, OrchestraError
+
+__all__ = ["Experiment"]
+
+
+class Experiment:
+    """One target under one load at several rates, one after another.
+
+    ``watch`` is told a sentence when something begins, and the figures of each rate when they are known. `report`
+    may be called at any time, also after the run was cancelled.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        load: Load,
+        phases: Phases,
+        *,
+        slo: Slo | None = None,
+        dollars_per_hour: float | None = None,
+        clock: Clock | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
+        watch: Callable[[RateFigures], None] = lambda figures: None,
+    ) -> None:
+        self._target = target
+        self._load = load
+        self._phases = phases
+        self._slo = slo
+        self._dollars_per_hour = dollars_per_hour
+        self._clock = clock or LoopClock()
+        self._say = say
+        self._watch = watch
+        self._started = wall()
+        self._runs: list[tuple[float, LoadRun]] = []
+        self._over = False
+
+    async def run(self, rates: Sequence[float], *, sweep: bool = False) -> None:
+        """Probe the target, then measure each of ``rates``, and with ``sweep`` go on until the edge is known.
+
+        Raises CallError where the probe is not answered; nothing else was sent then.
+        """
+        await self._probe()
+        tried = [await self._measure(rate) for rate in rates]
+        if sweep:
+            first = rates[0] if rates else first_rate(await self._probe())  # the first also opened what it needs
+            while (rate := next_rate([one for one in tried if one is not None], first)) is not None:
+                if (found := await self._measure(rate)) is None:
+                    break
+                tried.append(found)
+        self._over = True
+
+    async def _probe(self) -> float:
+        """Ask once, as the first call of the load will, and return the seconds that it took."""
+        request = next(iter(self._load.requests(1.0)))
+        began, pieces = self._clock(), 0
+
+        def came() -> None:
+            nonlocal pieces
+            pieces += 1
+
+        try:
+            await self._target.ask(request, came)
+        except InputError:
+            raise
+        except OrchestraError as error:
+            why = self._target.tell(error)
+            raise CallError(f"{self._target.name} does not answer, and no load was sent: {why}") from error
+        took = self._clock() - began
+        if not pieces:
+            raise CallError(f"{self._target.name} answered the probe without any text, and no load was sent")
+        self._say(f"probe: answered in {took:.2f} s")
+        return took
+
+    async def _measure(self, rate: float) -> Tried | None:
+        """Measure a rate. None where the load is over before its window, so that a higher rate tells nothing."""
+        phases = self._phases
+        self._say(f"{rate:.3g} calls/s: {phases.warm_up:g} s of warm-up, then {phases.seconds:g} s that count")
+        run = LoadRun(self._target, phases, self._clock)
+        self._runs.append((rate, run))
+        await run.run(self._load.requests(rate))
+        figures = self._figures(rate, run)
+        if figures is None:
+            self._say(f"{rate:.3g} calls/s: no call came in the window; measure longer (--seconds)")
+            return None
+        self._watch(figures)
+        good = not figures.saturated if self._slo is None else figures.keeps(self._slo)
+        return Tried(rate, good, figures.saturated)
+
+    def _figures(self, rate: float, run: LoadRun) -> RateFigures | None:
+        window, calls = run.window, run.measurements()
+        if window is None or not any(call.intended in window for call in calls):
+            return None
+        return figures_of(calls, rate, window, slo=self._slo, dollars_per_hour=self._dollars_per_hour)
+
+    def report(self, settings: Mapping[str, str] | None = None) -> Report:
+        """Return what was found so far. ``settings`` are told as they are."""
+        found = [self._figures(rate, run) for rate, run in self._runs]
+        points = sorted((one for one in found if one is not None), key=lambda one: one.rate)
+        phases = self._phases
+        told = {
+            **self._load.describe(),
+            "each rate": f"{phases.warm_up:g} s of warm-up, {phases.seconds:g} s that count, at most "
+            f"{phases.drain:g} s of drain",
+            **(settings or {}),
+        }
+        return Report(
+            target=self._target.name,
+            settings=told,
+            started=self._started,
+            slo=self._slo,
+            points=points,
+            advice=advise(points, self._slo),
+            interrupted=not self._over,
+            counts_pieces=any(run.counts_pieces for _, run in self._runs),
+        )

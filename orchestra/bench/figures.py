@@ -1,0 +1,218 @@
+"""From what became of each call to the figures of a rate. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestra.bench.measurement import Ended, Measurement
+from orchestra.bench.occupancy import occupancy
+from orchestra.bench.quantiles import Quantiles
+from orchestra.bench.slo import Slo
+from orchestra.policies.traffic import TrafficClass
+
+__all__ = ["ClassFigures", "RateFigures", "Window", "figures_of"]
+
+_BINS = 60
+_GROWTH = 0.1
+_REASONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steady state, in seconds from the start of the load: what came in it counts."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    def __contains__(self, at: float) -> bool:
+        return self.start <= at < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """The calls of one class that were to be sent in the window, and their latencies in seconds.
+
+    ``met`` of ``calls`` kept the SLO (None without one). Calls that were refused or failed have no latency; those
+    that were unfinished took until nobody waited any longer, at least, and count as that.
+    """
+
+    calls: int
+    answered: int
+    refused: int
+    failed: int
+    unfinished: int
+    met: int | None
+    ttft: Quantiles | None
+    tpot: Quantiles | None
+    gap: Quantiles | None
+    e2e: Quantiles | None
+
+    @property
+    def attainment(self) -> float | None:
+        """The share of the calls that kept the SLO."""
+        return None if self.met is None or not self.calls else self.met / self.calls
+
+
+@dataclass(frozen=True, slots=True)
+class RateFigures:
+    """What a rate came to.
+
+    ``rate`` is what was asked for, ``offered`` what came of it in the window. ``answered_per_s`` and
+    ``output_tokens_per_s`` count what arrived in the window, whenever it was asked for; ``goodput`` counts the
+    calls of the window that kept the SLO, a second. ``depth`` is (seconds, interactive, bulk): the calls that
+    waited or were being answered, over the whole load; ``depth_mean`` is their mean in the window. ``drain`` is
+    how long the last of them took after the window. ``lag_p99`` is how late the generator itself was.
+    ``usd_per_million_tokens`` counts those in and out, and is None where nobody knows a price.
+    """
+
+    rate: float
+    window: Window
+    offered: float
+    answered_per_s: float
+    output_tokens_per_s: float
+    goodput: float | None
+    depth: tuple[tuple[float, float, float], ...]
+    depth_mean: float
+    drain: float
+    lag_p99: float
+    usd_per_million_tokens: float | None
+    saturated: bool
+    classes: dict[TrafficClass, ClassFigures]
+    reasons: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def calls(self) -> int:
+        return sum(one.calls for one in self.classes.values())
+
+    @property
+    def judged(self) -> ClassFigures:
+        """The class whose latencies say how good the service is: interactive, where there is such a call."""
+        return self.classes.get(TrafficClass.INTERACTIVE) or self.classes[TrafficClass.BULK]
+
+    def keeps(self, slo: Slo) -> bool:
+        """Return whether the SLO holds at this rate, and the target keeps up with it."""
+        attainment = self.judged.attainment
+        return not self.saturated and attainment is not None and attainment >= slo.share
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    at: float
+    seconds: float
+    interactive: int
+    bulk: int
+
+
+def figures_of(
+    calls: Sequence[Measurement],
+    rate: float,
+    window: Window,
+    *,
+    slo: Slo | None = None,
+    dollars_per_hour: float | None = None,
+) -> RateFigures:
+    """Return the figures of one load.
+
+    ``dollars_per_hour`` is what the target's machine costs; without it calls are priced one by one. Raises
+    ValueError where no call was to be sent in the window.
+    """
+    counted = [call for call in calls if call.intended in window]
+    if not counted:
+        raise ValueError("no call was to be sent in the window")
+    end = max([window.end, *(call.end for call in calls)])
+    stays = [_stay(call) for call in calls]
+    classes = {
+        traffic: _class_figures(those, slo)
+        for traffic in TrafficClass
+        if (those := [call for call in counted if call.traffic is traffic])
+    }
+    arrived = sum(call.ended is Ended.ANSWERED and call.end in window for call in calls)
+    output = sum(call.output_within(window.start, window.end) for call in calls)
+    lags = Quantiles.of(max(0.0, call.sent - call.intended) for call in counted)
+    reasons = Counter(call.reason for call in counted if call.reason is not None)
+    met = [one.met for one in classes.values() if one.met is not None]
+    return RateFigures(
+        rate=rate,
+        window=window,
+        offered=len(counted) / window.seconds,
+        answered_per_s=arrived / window.seconds,
+        output_tokens_per_s=output / window.seconds,
+        goodput=sum(met) / window.seconds if slo is not None else None,
+        depth=tuple(occupancy(stays, end, _BINS)),
+        depth_mean=_depth(calls, window.start, window.end),
+        drain=max(0.0, end - window.end),
+        lag_p99=0.0 if lags is None else lags.p99,
+        usd_per_million_tokens=_dollars(counted, window, dollars_per_hour),
+        saturated=_saturated(calls, counted, window),
+        classes=classes,
+        reasons=tuple(reasons.most_common(_REASONS)),
+    )
+
+
+def _stay(call: Measurement) -> _Stay:
+    is_bulk = call.traffic is TrafficClass.BULK
+    return _Stay(call.intended, call.e2e, interactive=int(not is_bulk), bulk=int(is_bulk))
+
+
+def _class_figures(calls: Sequence[Measurement], slo: Slo | None) -> ClassFigures:
+    ends = Counter(call.ended for call in calls)
+    timed = [call for call in calls if call.ended in (Ended.ANSWERED, Ended.UNFINISHED)]
+    return ClassFigures(
+        calls=len(calls),
+        answered=ends[Ended.ANSWERED],
+        refused=ends[Ended.REFUSED],
+        failed=ends[Ended.FAILED],
+        unfinished=ends[Ended.UNFINISHED],
+        met=None if slo is None else sum(map(slo.met_by, calls)),
+        ttft=Quantiles.of(_first_tokens(timed)),
+        tpot=Quantiles.of(tpot for call in timed if (tpot := call.tpot) is not None),
+        gap=Quantiles.of(gap for call in timed for gap in call.gaps),
+        e2e=Quantiles.of(call.e2e for call in timed),
+    )
+
+
+def _first_tokens(calls: Sequence[Measurement]) -> Iterator[float]:
+    for call in calls:
+        if call.ttft is not None:
+            yield call.ttft
+        elif call.ended is Ended.UNFINISHED:
+            yield call.e2e
+
+
+def _depth(calls: Sequence[Measurement], start: float, end: float) -> float:
+    return sum(call.overlap(start, end) for call in calls) / (end - start)
+
+
+def _saturated(calls: Sequence[Measurement], counted: Sequence[Measurement], window: Window) -> bool:
+    """Return whether calls came faster than they were answered.
+
+    Two signs: more than a tenth of them had no answer; or the number under way grew by more than a tenth of those
+    that came, and by more than chance moves it (two standard deviations, as if it were Poisson's).
+    """
+    unanswered = sum(call.ended is not Ended.ANSWERED for call in counted)
+    if unanswered > _GROWTH * len(counted):
+        return True
+    quarter = window.seconds / 4
+    first = _depth(calls, window.start, window.start + quarter)
+    last = _depth(calls, window.end - quarter, window.end)
+    growth = last - first
+    came = len(counted) * 0.75  # between the middles of the two quarters
+    return growth > _GROWTH * came and growth > 2 * math.sqrt(first + 1)
+
+
+def _dollars(calls: Sequence[Measurement], window: Window, dollars_per_hour: float | None) -> float | None:
+    if dollars_per_hour is not None:
+        spent = dollars_per_hour * window.seconds / 3600
+        output = sum(call.output_within(window.start, window.end) for call in calls)
+        read = sum(call.prompt_tokens for call in calls if call.chunks and call.chunks[0] in window)
+        return spent / (output + read) * 1e6 if output + read else None
+    priced = [call for call in calls if call.usd is not None]
+    tokens = sum(call.prompt_tokens + call.output_tokens for call in priced)
+    return sum(call.usd or 0.0 for call in priced) / tokens * 1e6 if tokens else None

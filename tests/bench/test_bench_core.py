@@ -1,0 +1,267 @@
+"""What is pure in a load test: who asks when, what follows from what was measured, and where to run."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+from itertools import islice, pairwise
+from statistics import fmean, pstdev
+from types import SimpleNamespace
+
+import pytest
+from bench_lab import BUSY, measured, mix, point
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestra.bench.arrivals import Arrivals
+from orchestra.bench.figures import Window, figures_of
+from orchestra.bench.lengths import Lengths
+from orchestra.bench.measurement import Ended
+from orchestra.bench.occupancy import occupancy
+from orchestra.bench.operating_point import advise, knee_of
+from orchestra.bench.quantiles import Quantiles, percentile
+from orchestra.bench.slo import Slo
+from orchestra.bench.sweep import Tried, first_rate, next_rate
+from orchestra.bench.trace import Trace
+from orchestra.errors import InputError
+from orchestra.policies.traffic import TrafficClass
+
+SLO = Slo.parse("ttft=500ms")
+
+
+# who asks when, and what
+
+
+@pytest.mark.parametrize(("text", "variation"), [("poisson", 1.0), ("gamma:3", 3.0), ("constant", 0.0)])
+def test_arrivals_keep_their_rate_and_their_burstiness(text, variation):
+    first = list(islice(Arrivals.parse(text).instants(2.0, random.Random(5)), 20_000))
+    assert first == list(islice(Arrivals.parse(text).instants(2.0, random.Random(5)), 20_000))
+    gaps = [b - a for a, b in pairwise(first)]
+    assert min(gaps) >= 0
+    assert fmean(gaps) == pytest.approx(0.5, rel=0.05)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(variation, rel=0.07, abs=1e-6)
+
+
+@given(st.sampled_from(["7", "uniform:3:9", "lognormal:20:1.5:64", "lognormal:20:0"]), st.integers())
+def test_lengths_lie_within_and_read_back(text, seed):
+    lengths = Lengths.parse(text)
+    drawn = [lengths.draw(random.Random(seed)) for _ in range(20)]
+    assert all(lengths.low <= length <= lengths.high for length in drawn)
+    assert Lengths.parse(str(lengths)) == lengths
+
+
+def test_lognormal_lengths_have_their_median_and_their_tail():
+    draw = random.Random(1)
+    drawn = sorted(Lengths.parse("lognormal:100:0.5").draw(draw) for _ in range(4000))
+    assert drawn[2000] == pytest.approx(100, rel=0.05)
+    assert drawn[int(4000 * 0.841)] == pytest.approx(100 * math.exp(0.5), rel=0.07)  # one sigma above
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        *(
+            (Lengths.parse, text)
+            for text in ("", "0", "-3", "uniform:9:3", "lognormal:9", "lognormal:nan:1", "x:1")
+        ),
+        *((Arrivals.parse, text) for text in ("", "gamma", "gamma:0", "gamma:nan", "poisson:2", "trace")),
+        *(
+            (Slo.parse, text)
+            for text in ("", "share=90%", "ttft", "ttft=fast", "ttft=1s,ttft=2s", "ttft=1s,share=0")
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_an_example(parse, text):
+    with pytest.raises(InputError, match=r"128|poisson|ttft"):
+        parse(text)
+
+
+def test_every_rate_has_the_same_calls_nearer_together():
+    load = mix(arrivals="gamma:2", output="uniform:1:99", bulk_share=0.3)
+    slow, fast = (list(islice(load.requests(rate), 300)) for rate in (1.0, 4.0))
+    assert [replace(call, at=0.0) for call in slow] == [replace(call, at=0.0) for call in fast]
+    assert [call.at / 4 for call in slow] == pytest.approx([call.at for call in fast])
+    assert 0.2 < fmean(call.traffic is TrafficClass.BULK for call in slow) < 0.4
+
+
+def test_a_trace_is_stretched_as_a_whole(tmp_path):
+    lines = [
+        {"at": at, "prompt_tokens": 9, "output_tokens": 5, "traffic": kind}
+        for at, kind in ((103.0, "bulk"), (100.0, "interactive"), (101.0, "interactive"))
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    trace = Trace.read(path)
+    assert trace.rate == pytest.approx(2 / 3)
+    calls = list(trace.requests(trace.rate * 2))
+    assert [call.at for call in calls] == pytest.approx([0.0, 0.5, 1.5])
+    assert [call.traffic for call in calls] == ["interactive", "interactive", "bulk"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"at": 1, "prompt_tokens": 9, "output_tokens": 5}\n{', "2: no JSON"),
+        ('{"at": 1, "prompt_tokens": 0, "output_tokens": 5}', "1: prompt_tokens"),
+        ("", "at least two calls"),
+    ],
+)
+def test_a_bad_trace_names_its_line(tmp_path, text, said):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        Trace.read(path)
+
+
+# what was measured
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 1))
+def test_percentile_lies_within_and_grows(values, share):
+    found = percentile(values, share)
+    assert min(values) <= found <= max(values) or found == pytest.approx(min(values))
+    assert percentile(values, 0) == min(values)
+    assert percentile(values, 1) == max(values)
+    assert found <= percentile(values, min(1.0, share + 0.1)) * (1 + 1e-12)
+
+
+def test_percentile_interpolates():
+    assert percentile([1, 2, 3, 4, 5], 0.95) == pytest.approx(4.8)
+    with pytest.raises(ValueError, match="nothing"):
+        percentile([], 0.5)
+    assert Quantiles.of([]) is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.floats(0.001, 5), st.integers(0, 4), st.integers(0, 16)), max_size=40)
+)
+def test_occupancy_loses_nobodys_seconds(stays):
+    end = max((at + seconds for at, seconds, _, _ in stays), default=1.0)
+    names = ("at", "seconds", "interactive", "bulk")
+    spans = occupancy([SimpleNamespace(**dict(zip(names, stay, strict=True))) for stay in stays], end, bins=50)
+    width = end / 50
+    assert sum(interactive for _, interactive, _ in spans) * width == pytest.approx(
+        sum(seconds * interactive for _, seconds, interactive, _ in stays), abs=1e-6
+    )
+    assert sum(bulk for _, _, bulk in spans) * width == pytest.approx(
+        sum(seconds * bulk for _, seconds, _, bulk in stays), abs=1e-6
+    )
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.floats(0.01, 20)), min_size=1, max_size=30))
+def test_windows_side_by_side_share_out_all_output_and_all_waiting(spans):
+    calls = [measured(at, seconds) for at, seconds in spans]
+    edges = [0.0, 7.0, 11.0, 60.0]
+    for call in calls:
+        assert sum(call.output_within(a, b) for a, b in pairwise(edges)) == pytest.approx(call.output_tokens)
+        assert sum(call.overlap(a, b) for a, b in pairwise(edges)) == pytest.approx(call.e2e)
+
+
+def test_the_figures_of_a_window_by_hand():
+    calls = [
+        measured(9.0, 2.0, ttft=0.5),  # of the warm-up: its second token comes in the window
+        measured(10.0, 1.0, ttft=0.25),
+        measured(12.0, 3.0, ttft=1.0),
+        measured(13.0, 0.1, ended=Ended.REFUSED, chunks=(), output_tokens=0, reason="no room"),
+        measured(19.0, 4.0, ended=Ended.UNFINISHED, chunks=(), output_tokens=0),
+        measured(14.0, 5.0, ttft=4.0, traffic=TrafficClass.BULK),
+        measured(20.0, 1.0),  # of the drain
+    ]
+    found = figures_of(calls, 0.5, BUSY, slo=SLO)
+    people, bulk = found.classes[TrafficClass.INTERACTIVE], found.classes[TrafficClass.BULK]
+    assert (people.calls, people.answered, people.refused, people.unfinished) == (4, 2, 1, 1)
+    assert (people.met, bulk.met) == (1, 1)  # bulk is promised no time
+    assert found.goodput == pytest.approx(0.2)
+    assert found.offered == pytest.approx(0.5)
+    assert found.answered_per_s == pytest.approx(0.4)  # of the warm-up's one, too: it came in the window
+    assert found.output_tokens_per_s == pytest.approx(0.7)
+    assert found.drain == pytest.approx(3.0)
+    assert found.depth_mean == pytest.approx((1.0 + 1.0 + 3.0 + 0.1 + 1.0 + 5.0) / 10)
+    assert people.ttft == Quantiles.of(
+        [0.25, 1.0, 4.0]
+    )  # nobody knows how long the unfinished one would have taken
+    assert people.e2e.p99 == pytest.approx(percentile([1.0, 3.0, 4.0], 0.99))
+    assert found.reasons == (("no room", 1),)
+    with pytest.raises(ValueError, match="no call"):
+        figures_of(calls, 0.5, Window(30.0, 40.0))
+
+
+def test_dollars_are_of_the_machine_or_of_the_calls():
+    calls = [measured(10.0 + number, 0.5, usd=0.001) for number in range(10)]
+    assert figures_of(calls, 1.0, BUSY).usd_per_million_tokens == pytest.approx(0.001 / 12 * 1e6)
+    found = figures_of(calls, 1.0, BUSY, dollars_per_hour=3.6)
+    assert found.usd_per_million_tokens == pytest.approx(0.01 / 120 * 1e6)
+    assert figures_of([measured(11.0)], 1.0, BUSY).usd_per_million_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("call", "met"),
+    [
+        (measured(0.0, 1.0, ttft=0.5), True),
+        (measured(0.0, 1.0, ttft=0.51), False),
+        (measured(0.0, 1.3, ttft=0.5), False),  # 0.8 s for the second token
+        (measured(0.0, 1.0, ttft=0.5, ended=Ended.FAILED), False),
+        (measured(0.0, 1.0, chunks=()), False),
+        (measured(0.0, 9.0, traffic=TrafficClass.BULK), True),
+        (measured(0.0, 9.0, traffic=TrafficClass.BULK, ended=Ended.REFUSED), False),
+    ],
+)
+def test_the_slo_is_kept_call_by_call(call, met):
+    assert Slo.parse("ttft=500ms, tpot=0.7s, share=99%").met_by(call) is met
+
+
+def test_a_queue_that_grows_is_saturation_and_one_that_stands_is_not():
+    assert not point(4.0, 3.0).saturated
+    assert point(4.0, 3.0, growing=True).saturated
+    refused = [measured(10 + at / 10, ended=Ended.REFUSED if at % 5 == 0 else Ended.ANSWERED) for at in range(100)]
+    assert figures_of(refused, 10.0, BUSY).saturated
+
+
+# where to run
+
+
+def test_the_knee_is_where_throughput_per_latency_is_highest():
+    # M/M/1 with one call a second: the time in it is 1 / (1 - rate), and power is highest at half of capacity
+    queue = [point(rate, 1 / (1 - rate)) for rate in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert knee_of(queue).rate == 0.5
+    assert knee_of(queue[:2]) is None
+    assert knee_of([point(rate, 1.0) for rate in (1, 2, 3)]) is None  # it is still rising
+    assert advise(queue, None).rate == 0.5
+
+
+def test_with_an_slo_the_highest_rate_below_every_broken_one_is_recommended():
+    times = {1: 0.4, 2: 0.8, 4: 3.0, 8: 0.6}  # at 8 it was lucky
+    points = [point(rate, seconds, slo=SLO) for rate, seconds in times.items()]
+    found = advise(points, SLO)
+    assert found.rate == 2
+    assert "up to 2 calls/s: 100%" in found.reason
+    assert "at 4/s 0% did (TTFT p95 1.5s)" in found.reason
+    assert "no higher rate" in advise(points[:2], SLO).reason
+    none = advise(points[2:3], SLO)
+    assert none.rate is None
+    assert "No rate that was tried keeps" in none.reason
+
+
+def test_advice_on_few_calls_says_so():
+    assert "too few" in advise([point(0.5, 0.4, slo=SLO)], SLO).reason
+    assert advise([], None).rate is None
+
+
+@given(st.floats(0.01, 500), st.floats(0.02, 400), st.floats(0.1, 1.0))
+def test_a_sweep_ends_close_to_the_edge(capacity, seconds, slo_share):
+    edge = capacity * slo_share  # from here on the SLO is broken, from the capacity on the target is saturated
+    first, tried = first_rate(seconds), []
+    while (rate := next_rate(tried, first)) is not None:
+        assert rate not in {one.rate for one in tried}
+        tried.append(Tried(rate, rate <= edge, rate > capacity))
+        assert len(tried) < 60
+    good = [one.rate for one in tried if one.good]
+    if first / 2**13 < edge and capacity < first * 2**13:
+        bad = min(one.rate for one in tried if not one.good)
+        assert edge / 1.32 < max(good) <= edge < bad
+
+
+def test_the_first_rate_is_slow_and_round():
+    assert [first_rate(seconds) for seconds in (0.25, 1.0, 3.0, 60.0)] == [2.0, 0.5, 0.1, pytest.approx(0.005)]

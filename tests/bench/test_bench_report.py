@@ -1,0 +1,148 @@
+"""What a load test leaves: a table of 80 columns, JSON, and a page that needs nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from bench_lab import BUSY, measured, point
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from orchestra.bench.figures import figures_of
+from orchestra.bench.measurement import Ended
+from orchestra.bench.operating_point import advise
+from orchestra.bench.page import page
+from orchestra.bench.picture import save_picture
+from orchestra.bench.report import Report
+from orchestra.bench.slo import Slo
+from orchestra.bench.svg import Axis, Plot
+from orchestra.bench.table import table
+from orchestra.policies.traffic import TrafficClass
+
+SLO = Slo.parse("ttft=600ms,tpot=2s")
+VOID = {"meta", "circle", "line", "polyline", "polygon", "rect", "path"}
+
+
+def report(**more: object) -> Report:
+    quick, slow = point(2.0, 0.8, slo=SLO), point(100.0, 123.4, slo=SLO, growing=True)
+    calls = [measured(10 + at / 8, 1.0) for at in range(60)]
+    calls += [measured(11 + at, 2.0, traffic=TrafficClass.BULK) for at in range(6)]
+    calls += [measured(12.0, 0.1, ended=Ended.FAILED, chunks=(), reason="<b>no</b> & never")]
+    middle = figures_of(calls, 8.0, BUSY, slo=SLO, dollars_per_hour=40.0)
+    points = [quick, middle, slow]
+    made = Report('m <at> "host"', {"seed": "0"}, 1.9e9, SLO, points, advise(points, SLO))
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+class Balanced(HTMLParser):
+    """Fails where an element is not closed in its turn; gathers the text and every address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        assert not {"src", "href", "onload"} & {name for name, _ in attrs}
+        if tag not in VOID or (tag in VOID and tag != "meta" and not self.get_starttag_text().endswith("/>")):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_is_whole_and_needs_nothing_else():
+    text = page(report())
+    reader = Balanced()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    assert reader.tags.count("svg") == 6  # patterns, two overviews, a queue for each rate
+    assert not {"script", "link", "img", "iframe", "b"} & set(reader.tags)
+    assert "url(" not in text.replace("url(#fill-interactive)", "").replace("url(#fill-bulk)", "")
+    said = " ".join(reader.text)
+    for part in ('m <at> "host" under load', "<b>no</b> & never", "8/s, recommended", "SLO", "bulk p95"):
+        assert part in said
+    assert "prefers-color-scheme: dark" in text
+    assert 'content="width=device-width' in text
+
+
+def test_the_table_fits_80_columns_and_says_why():
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(report(counts_pieces=True)))
+    said = out.getvalue()
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    for part in ("Run at up to 8 calls/s", "tells no usage", "* did not keep up", "$/1M", "inter.", "bulk"):
+        assert part in said
+    first = next(line for line in said.splitlines() if line.strip().startswith("8 "))
+    assert first.split()[5:8] == ["67", "0", "1"]
+
+
+def test_the_numbers_are_plain_json():
+    told = json.loads(json.dumps(report().as_dict(), allow_nan=False))
+    assert told["format"] == "orchestra-bench/1"
+    assert told["advice"]["rate"] == 8.0
+    assert told["slo"] == {"ttft": 0.6, "tpot": 2.0, "e2e": None, "share": 0.95}
+    middle = told["points"][1]
+    assert middle["classes"]["interactive"]["attainment"] == pytest.approx(60 / 61)
+    assert middle["classes"]["interactive"]["ttft"]["p95"] == pytest.approx(0.5)
+    assert middle["reasons"] == [["<b>no</b> & never", 1]]
+
+
+def test_a_report_of_nothing_is_one():
+    empty = report(points=[], advice=advise([], SLO), interrupted=True)
+    assert "No rate was measured" in page(empty)
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(empty))
+    assert "Interrupted" in out.getvalue()
+
+
+@given(st.lists(st.floats(1e-4, 1e6), min_size=1, max_size=20), st.booleans())
+def test_an_axis_holds_its_values_and_has_few_round_ticks(values, log):
+    axis = Axis.over("x", values, log=log)
+    places = [axis.place(value) for value in sorted(values)]
+    assert places == sorted(places)
+    assert 0 <= places[0] <= places[-1] <= 1
+    ticks = axis.ticks()
+    assert len(ticks) <= 14
+    assert log or len(ticks) >= 3
+    assert all(axis.low <= tick <= axis.high for tick in ticks)
+
+
+def test_labels_never_lie_on_each_other():
+    plot = Plot("x", Axis("x", 0, 10), Axis("y", 0, 10))
+    for number in range(30):
+        plot.label((number % 5, 5 + number % 3), f"label {number}")
+    found = re.findall(r'class="text" x="([\d.]+)" y="([\d.]+)"', plot.draw())
+    assert len(found) == len(plot.taken) >= 5
+    for one in plot.taken:
+        others = [other for other in plot.taken if other is not one]
+        assert all(one[1] < o[0] or o[1] < one[0] or one[3] < o[2] or o[3] < one[2] for o in others)
+
+
+def test_the_picture_is_one_with_something_on_it(tmp_path):
+    from matplotlib import image
+
+    save_picture(report(), tmp_path / "a.png")
+    pixels = image.imread(tmp_path / "a.png")
+    assert pixels.shape[1] > 1000
+    for third in (0, 1, 2):
+        height = pixels.shape[0] // 3
+        assert pixels[third * height : (third + 1) * height].std() > 0.02
+    with pytest.raises(ValueError, match="nothing to draw"):
+        save_picture(report(points=[]), tmp_path / "b.png")
