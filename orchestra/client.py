@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import cached_property, partial
 from types import TracebackType
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from orchestra.batches import BatchDesk
     from orchestra.jobs import Job, JobManager, Parking, Requests, Result
     from orchestra.localengine import LocalEngine
-    from orchestra.observe.beacon import Beacon
+    from orchestra.localengine.events import EngineEvent
     from orchestra.observe.events import EventBus
     from orchestra.openai_types import ChatCompletion
 
@@ -63,6 +63,10 @@ class Orchestra:
     def __init__(self, config: Config | None = None) -> None:
         self.config = default_config() if config is None else config
         opener = partial(open_engine, traffic=self.config.traffic)
+        if self.config.metrics.is_on:
+            from orchestra.observe.windows import check_installed  # on use: few ask for it
+
+            check_installed(self.config)
         self._local = {
             name: LocalRoute(name, local, open_engine=opener) for name, local in self.config.local.items()
         }
@@ -73,7 +77,7 @@ class Orchestra:
         self._loop = LoopThread("orchestra")
         self._blocking = BlockingCore(self._core, self._loop)
         self._source: str | None = None
-        self._beacon: Beacon | None = None
+        self._windows: list[Callable[[], None]] = []  # what closes each way to look in
         self._shown_in = 0  # which process
         self._showing = threading.Lock()
 
@@ -239,6 +243,7 @@ class Orchestra:
             desk=self._desk(),
             send=self._dispatch,
             price=self._dispatcher.price,
+            tell=self._dispatcher.tell,
         )
 
     def _desk(self) -> BatchDesk:
@@ -357,6 +362,19 @@ class Orchestra:
         self._show()
         return await route.engine()
 
+    def subscribe_engines(self, subscriber: Callable[[str, EngineEvent], object]) -> Callable[[], None]:
+        """Call ``subscriber`` with the name and each event of every engine, of those opened later as well.
+
+        It runs in the engine's thread and must be quick. Returns the function that ends it.
+        """
+        stops = [route.subscribe(partial(subscriber, name)) for name, route in self._local.items()]
+
+        def unsubscribe() -> None:
+            for stop in stops:
+                stop()
+
+        return unsubscribe
+
     def snapshot(self) -> dict[str, Any]:
         """Return what is going on, as plain values: pools, routes' breakers, engines, running jobs, open batches.
 
@@ -371,23 +389,24 @@ class Orchestra:
         }
 
     def _show(self) -> None:
-        """Let ``orchestra status`` see this from now on. A forked child shows itself anew."""
-        if self._shown_in == os.getpid() or not self.config.observe.status:
+        """Let ``orchestra status`` and ``[metrics]`` see this from now on. A forked child shows itself anew."""
+        if self._shown_in == os.getpid():
             return
         if not self._showing.acquire(blocking=False):
             return  # another thread is at it
         try:
-            from orchestra.observe.beacon import Beacon  # on use: who only imports us needs no sockets
+            from orchestra.observe.windows import open_windows  # on use: who only imports us needs no sockets
 
-            self._beacon = Beacon(self, config=self._source)
+            self._hide()  # of a fork, what it has inherited
+            self._windows = open_windows(self, self._source)
             self._shown_in = os.getpid()
         finally:
             self._showing.release()
 
     def _hide(self) -> None:
-        beacon, self._beacon, self._shown_in = self._beacon, None, 0
-        if beacon is not None:
-            beacon.close()
+        windows, self._windows, self._shown_in = self._windows, [], 0
+        for close in windows:
+            close()
 
     async def aclose(self) -> None:
         """Stop running jobs, which stay resumable, and free engines, connections and borrowed budget.

@@ -111,6 +111,7 @@ def test_wheel_holds_everything_once(wheel: Path):
         assert package.replace(".", "/") + "/__init__.py" in names
     assert "orchestra/py.typed" in names
     assert "orchestra/cli/demo/tickets.jsonl" in names
+    assert "orchestra/observe/dashboard.json" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

@@ -13,14 +13,17 @@ from typing import Annotated, NoReturn
 import typer
 
 import orchestra
+from orchestra.cli.bench import bench
 from orchestra.cli.demo.command import demo
 from orchestra.cli.doctor import doctor
 from orchestra.cli.init import init
 from orchestra.cli.jobs import app as jobs_app
 from orchestra.cli.limits import limits
 from orchestra.cli.model import app as model_app
+from orchestra.cli.plan import plan
 from orchestra.cli.run import run
 from orchestra.cli.status import status
+from orchestra.cli.top import top
 from orchestra.errors import ConfigError, InputError, OrchestraError
 
 __all__ = ["app", "main"]
@@ -38,10 +41,16 @@ Interactive calls go first; bulk takes all that they leave. Start here:
 - `orchestra run requests.jsonl --out answers.jsonl --model fast`:
   answers a file of requests; stopped or killed, the same command goes on; with `--deadline 24h` what has time
   rides in the provider's batches, mostly at half the price; `--dry-run` tells beforehand what goes where
+- `orchestra bench --url http://localhost:8000/v1 --model llama --sweep`:
+  loads a server, a model of the settings or an engine, and says at which rate to run it
+- `orchestra plan llama-3.1-8b --device h100 --per-hour 2.50`:
+  says what fits on a GPU or on this machine, how fast it is there and what tokens cost; needs no GPU
 - `orchestra jobs list`:
   jobs of this and earlier days; also show, cancel, resume, results
 - `orchestra status`:
   says what running programs do: limits, how much is used, who waits, for what and how long
+- `orchestra top`:
+  shows the same live, with how it went in the last minutes, and what engines compute
 - `orchestra limits openai`:
   says what the account may use, as settings to paste; needs an administrator's key
 
@@ -56,7 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, init, doctor, run, status, limits):
+for command in (demo, init, doctor, run, bench, plan, status, top, limits):
     app.command()(command)
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(model_app, name="model")

@@ -11,7 +11,7 @@ import typer
 
 from orchestra.errors import ConfigError
 
-__all__ = ["status"]
+__all__ = ["look", "status"]
 
 NOTHING = """\
 nothing is running that can be seen.
@@ -42,11 +42,11 @@ def status(
     if watch is not None:
         try:
             while True:
-                _say(_look(pid, file), as_json=as_json, again=True)
+                _say(look(pid, file), as_json=as_json, again=True)
                 time.sleep(watch)
         except KeyboardInterrupt:  # which is how to end it
             return
-    report = _look(pid, file)
+    report = look(pid, file)
     if report["processes"] or report["accounts"] or as_json:
         _say(report, as_json=as_json)
     else:
@@ -55,7 +55,8 @@ def status(
         raise typer.Exit(1)
 
 
-def _look(pid: int | None, file: Path | None) -> dict[str, Any]:
+def look(pid: int | None, file: Path | None = None) -> dict[str, Any]:
+    """Return what can be seen, as plain values: of all processes or one, and of the budget file's accounts."""
     from orchestra.budget.shared import StoreError
     from orchestra.observe.shared_accounts import read_accounts
     from orchestra.observe.status_client import look_around

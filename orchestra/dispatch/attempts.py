@@ -23,6 +23,7 @@ from orchestra.errors import (
 )
 from orchestra.observe.events import Event, EventBus, EventKind
 from orchestra.policies.fault import Fault, Recovery
+from orchestra.providers import operation_at
 from orchestra.wire import Wire
 
 __all__ = ["Attempts"]
@@ -64,6 +65,7 @@ class Attempts:
             at=self._clock(),
             route=route,
             model=call.model,
+            operation=operation_at(call.url.partition("?")[0]),
             job=call.job,
             **fields,
         )

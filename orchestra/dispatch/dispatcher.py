@@ -25,7 +25,7 @@ from orchestra.dispatch.health import RouteHealth
 from orchestra.dispatch.journey import Journey
 from orchestra.dispatch.route_table import LocalAnswerer, RouteTable, Target
 from orchestra.dispatch.tiers import cost_at_least
-from orchestra.observe.events import EventBus
+from orchestra.observe.events import EventBus, EventKind
 from orchestra.policies.retry import RetryPolicy
 from orchestra.providers.openai_stream import PlainStreamReader
 from orchestra.wire import Wire
@@ -80,6 +80,10 @@ class Dispatcher:
     def targets(self, call: Call) -> list[Target]:
         """Return the routes that serve a call, in order of preference. Raises as `RouteTable.targets` does."""
         return self._routes.targets(call)
+
+    def tell(self, kind: EventKind, call: Call, route: str = "", **fields: Any) -> None:
+        """Tell everybody of something that happened to ``call`` outside: `Event` has the ``fields``."""
+        self._attempts.tell(kind, call, route, **fields)
 
     def price(self, outcome: Outcome) -> float | None:
         """Return what an answer cost, in USD: nothing where it came from this process; None where nobody knows."""

@@ -62,6 +62,7 @@ class Journey:
         self._bounds = Bounds(call, self._started, clock)
         self._numbers = itertools.count(1)
         self._failures: list[tuple[str, Failed]] = []
+        self._failed_at = 0.0  # the latest attempt
         self._full_tiers: Counter[str] = Counter()  # by route, how often its service tier had no room
 
     async def run(self) -> Outcome:
@@ -96,7 +97,11 @@ class Journey:
                     turns = len(failures) + missed
                     if limit == math.inf and self._retry.exhausted(turns, call.traffic, has_deadline=False):
                         break
-                await self._sleep(at - now)
+                try:
+                    await self._sleep(at - now)
+                except asyncio.CancelledError:
+                    self._attempts.tell("interrupted", call, target.name, reason="cancelled")
+                    raise
                 continue
             if not self._health.try_pass(target, now):
                 continue
@@ -135,6 +140,7 @@ class Journey:
 
     def _note(self, target: Target, failed: Failed) -> None:
         self._failures.append((target.name, failed))
+        self._failed_at = self._clock()
         self._full_tiers[target.name] += failed.fault.of_tier
         if failed.fault.unhealthy:
             self._health.failed(target, str(failed.error))
@@ -162,6 +168,7 @@ class Journey:
             "from_route": route,
             "reason": failed.fault.reason,
             "status": failed.status,
+            "waited": self._clock() - self._failed_at,
         }
         self._attempts.tell(kind, self._call, target.name, **told)
         if kind == "fell_back" and failed.fault.unhealthy and self._health.is_news(route):

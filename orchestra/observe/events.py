@@ -11,6 +11,9 @@ Of each call (``call``), each attempt is told in this order::
 An engine in this process has its own queue: attempts at it begin with ``sent``, to the engine, and ``queued`` and
 ``admitted`` follow, when it has taken the call in and when its first step begins.
 
+A call that may ride in a batch begins with ``parked``. Then its answer from a batch is ``settled``; where it goes
+by itself after all, ``queued`` and the others follow.
+
 ``paused`` comes beside them, and ``hedged`` begins a second attempt while the first is under way; the one of the
 two that is not used ends with ``interrupted``.
 """
@@ -28,6 +31,7 @@ from orchestra.policies.traffic import TrafficClass
 __all__ = ["Event", "EventBus", "EventKind"]
 
 EventKind = Literal[
+    "parked",  # the call has time: it waits for a batch, or for word that none is worth it
     "queued",  # an attempt asks the budget to be let go, or waits in the engine
     "admitted",  # the budget let it go, or the engine begins with it
     "sent",  # its request is on the wire, or with the engine
@@ -52,20 +56,24 @@ class Event:
 
     The first five fields are always there, others where they mean something. Durations are in seconds.
 
+    - ``operation``: what the call asks for, in OpenTelemetry's words (``chat``, ``text_completion``,
+      ``embeddings``, ``generate_content``); None where the endpoint is none that we know.
     - ``route``: of the attempt, ``provider/model`` or ``local/name``; ``model``: what the caller asked for.
     - ``attempt``: the attempt's number in its call, from 1. In ``failed``: how many there were.
     - ``reason``: why, in a few words: of what failed before, of a refusal, of a pause, of an interruption
       (``broken``, ``dropped``, ``cancelled``, ``outrun`` by the other attempt).
     - ``from_route`` (``retried``, ``fell_back``, ``hedged``): the route of the attempt before.
     - ``status``: the HTTP status of the answer; in ``retried``, ``fell_back`` and ``failed`` of the one before.
-    - ``waited`` (``admitted``, ``refused``): in the budget's queue, or the engine's.
+    - ``waited`` (``admitted``, ``refused``): in the budget's queue, or the engine's; (``retried``, ``fell_back``):
+      between the attempt that failed and this one.
     - ``estimated_input_tokens``, ``estimated_usd`` (``queued``, ``admitted``, ``settled``, ``interrupted``): what
       was set aside.
     - ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``certainty`` (``settled``): what was used,
       and whether that is known.
     - ``ttft`` (``first_byte``, ``settled``): from ``sent`` to the first content of a streamed answer.
     - ``duration``: from ``sent`` to the end of the attempt (``settled``, ``interrupted``); from the call's
-      beginning (``failed``); for how long (``paused``); after how long the first was late (``hedged``).
+      beginning (``failed``, and whatever ends a wait for a batch); for how long (``paused``); after how long the
+      first was late (``hedged``).
     """
 
     kind: EventKind
@@ -74,6 +82,7 @@ class Event:
     at: float
     route: str = ""
     model: str | None = None
+    operation: str | None = None
     job: str | None = None
     attempt: int | None = None
     from_route: str | None = None

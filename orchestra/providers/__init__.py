@@ -6,7 +6,7 @@ import importlib
 from functools import cache
 
 from orchestra.kinds import KINDS
-from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader, endpoint_at
+from orchestra.providers.base import Endpoint, FormatError, Provider, StreamReader, endpoint_at, operation_at
 from orchestra.providers.expected import expected_usage
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "StreamReader",
     "endpoint_at",
     "expected_usage",
+    "operation_at",
     "provider_of_kind",
 ]
 

@@ -14,7 +14,16 @@ from orchestra.policies.fault import Fault
 from orchestra.policies.traffic import TrafficClass
 from orchestra.providers.hints import read_limits
 
-__all__ = ["Endpoint", "FormatError", "Provider", "StreamReader", "as_tier", "endpoint_at", "in_path"]
+__all__ = [
+    "Endpoint",
+    "FormatError",
+    "Provider",
+    "StreamReader",
+    "as_tier",
+    "endpoint_at",
+    "in_path",
+    "operation_at",
+]
 
 
 class FormatError(ValueError):
@@ -45,6 +54,24 @@ _LONGEST_FIRST = sorted((one for one in Endpoint if one is not Endpoint.OTHER), 
 def endpoint_at(path: str) -> Endpoint:
     """Return the endpoint, of whatever wire, that the path of a URL ends with."""
     return next((one for one in _LONGEST_FIRST if path.rstrip("/").endswith(one)), Endpoint.OTHER)
+
+
+_OPERATIONS = {
+    Endpoint.CHAT: "chat",
+    Endpoint.RESPONSES: "chat",
+    Endpoint.MESSAGES: "chat",
+    Endpoint.COMPLETIONS: "text_completion",
+    Endpoint.GENERATE_CONTENT: "generate_content",
+    Endpoint.STREAM_GENERATE_CONTENT: "generate_content",
+    Endpoint.EMBEDDINGS: "embeddings",
+    Endpoint.EMBED_CONTENT: "embeddings",
+    Endpoint.BATCH_EMBED_CONTENTS: "embeddings",
+}
+
+
+def operation_at(path: str) -> str | None:
+    """Return what the endpoint at ``path`` does, in OpenTelemetry's words (``gen_ai.operation.name``)."""
+    return _OPERATIONS.get(endpoint_at(path))
 
 
 def as_tier(value: Any) -> str | None:

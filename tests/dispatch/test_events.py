@@ -184,6 +184,17 @@ async def test_a_call_that_is_given_up_in_the_queue_says_so():
     assert (given_up.kind, given_up.reason, given_up.duration) == ("interrupted", "cancelled", None)
 
 
+async def test_a_call_that_is_given_up_between_two_attempts_says_so():
+    busy = Reply.error(429, headers={"retry-after": "20"})
+    async with ScriptedProvider(default=busy) as provider, running(config_for({"one": provider})) as lab:
+        waiting = asyncio.create_task(lab.dispatcher.send(chat()))
+        await eventually(lambda: lab.kinds()[-1:] == ["sent"] and len(provider.log) == 1 and not lab.in_flight())
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert [(one.kind, one.reason) for one in lab.events[-1:]] == [("interrupted", "cancelled")]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_every_attempt_that_is_sent_ends_once(stream: bool):
     slow = Reply(delay=30)

@@ -18,6 +18,7 @@ from orchestra.errors import DeadlineExceeded, InputError, JobError, JobLocked, 
 from orchestra.jobs.awaited.awaited import Lot
 from orchestra.jobs.ledger.lock import is_locked
 from orchestra.jobs.ledger.store import JobStore
+from orchestra.observe.events import Event
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import BatchScript, Reply, ScriptedProvider
 
@@ -659,3 +660,28 @@ async def test_where_a_call_rides_is_asked_without_the_ledger(tmp_path: Path):
             in_threads.clear()
             assert program.parking.routes(replace(call, expires_at=program.lab.now() + 1.0)) == []
             assert in_threads == []
+
+
+@virtual
+async def test_what_becomes_of_a_call_in_a_batch_is_told(tmp_path: Path):
+    async with (
+        provided(batch_default=BatchScript(running=HOUR)) as provider,
+        awaiting(provider, settings(provider, tmp_path)) as program,
+    ):
+        told: list[Event] = []
+        program.lab.dispatcher.events.subscribe(told.append)
+        rides, leaves = begin(program.say("q1")), begin(program.say("q2"))
+        await asyncio.sleep(10.0)
+        assert [event.kind for event in told] == ["parked", "parked"]
+        leaves.cancel()
+        assert await rides == "q1"
+        await settled(leaves)
+        await program.say("q3", deadline=30.0)  # no batch is back by then
+    calls = [[event for event in told if event.call == name] for name in dict.fromkeys(one.call for one in told)]
+    kinds = [[event.kind for event in call] for call in calls]
+    assert kinds[:2] == [["parked", "settled"], ["parked", "interrupted"]]
+    assert kinds[2][-4:] == ["queued", "admitted", "sent", "settled"]
+    answered, left = calls[0][-1], calls[1][-1]
+    assert (answered.route, answered.status, answered.operation) == ("one/m", 200, "chat")
+    assert answered.input_tokens is not None
+    assert (left.reason, left.attempt) == ("cancelled", None)

@@ -17,6 +17,8 @@ from orchestra.testing import BatchScript, ScriptedProvider
 
 HOUR = 3600.0
 ALL_DAY = BatchScript(running=20 * HOUR)
+SELDOM = {"poll_max_seconds": 600}
+"""A day of looks at batches, ten minutes apart."""
 
 
 def one_that_loses(provider: ScriptedProvider, times: float) -> MemoryWire:
@@ -50,12 +52,13 @@ async def test_a_batch_of_the_same_size_is_left_alone(tmp_path: Path, deadline: 
     ours, theirs = folders(tmp_path)
     async with (
         provided(batch_default=ALL_DAY) as provider,
-        over(provider, settings(provider, theirs, kind="anthropic")) as other,
+        over(provider, settings(provider, theirs, kind="anthropic", batch=SELDOM)) as other,
     ):
         foreign = await other.submit(10, kind="anthropic", prefix="b", deadline="48h")
         await asyncio.sleep(600)
         wire = one_that_loses(provider, 1)
-        config = settings(provider, ours, kind="anthropic", limits={"requests_per_minute": 600})
+        limits = {"requests_per_minute": 600}
+        config = settings(provider, ours, kind="anthropic", limits=limits, batch=SELDOM)
         async with over(provider, config, wire=wire) as lab:
             results = await lab.done(await lab.submit(10, kind="anthropic", deadline=deadline))
             assert_answers(results)

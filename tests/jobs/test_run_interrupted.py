@@ -57,7 +57,7 @@ def test_twenty_kills(server: ScriptedProvider, batch_file: Make, tmp_path: Path
     """Killed at random instants, the same command answers every line once, and asks none again that had ended."""
     seed = random.randrange(1 << 32)
     rand = random.Random(seed)
-    lines, kills = 400, 20
+    lines, kills = 500, 20
     server.service_time = 0.06
     batch_file(*range(lines))
     store_path = tmp_path / ".orchestra" / "jobs.db"
@@ -73,7 +73,7 @@ def test_twenty_kills(server: ScriptedProvider, batch_file: Make, tmp_path: Path
             wait_for(lambda hits=hits, process=process: len(server.log) > hits or process.poll() is not None)
             time.sleep(rand.uniform(0, 0.15))
         else:
-            time.sleep(rand.uniform(0, 0.8))
+            time.sleep(rand.uniform(0, 0.3))
         while_running += process.poll() is None
         process.kill()
         process.communicate()

@@ -352,6 +352,7 @@ async def awaiting(provider: ScriptedProvider, config: Mapping[str, Any]) -> Asy
             desk=lab.desk,
             send=lab.dispatcher.send,
             price=lab.dispatcher.price,
+            tell=lab.dispatcher.tell,
         )
         try:
             yield AwaitLab(lab, parking)

@@ -140,7 +140,7 @@ class KillLab:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._providers: dict[tuple[str, ...], Provider] = {}
-        command = [sys.executable, str(Path(__file__).with_name("kill_server.py"))]
+        command = [sys.executable, str(Path(__file__).with_name("kill_server.py")), "--hurry"]
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def close(self) -> None:
@@ -201,7 +201,8 @@ class KillLab:
 
     def _start(self, folder: Path, variant: Variant) -> int:
         arguments = [*ARGUMENTS, variant.deadline]
-        return int(self._told({"run": arguments, "folder": str(folder), "log": "log"})["pid"])
+        files = {"folder": str(folder), "out": "log", "err": "log"}
+        return int(self._told({"run": arguments, **files, "environment": dict(os.environ)})["pid"])
 
     def _ended(self, pid: int, until: float) -> int:
         """Return the exit code of a process that ends in time."""

@@ -1,11 +1,12 @@
 """Runs ``orchestra`` again and again in fresh processes that can be killed, without loading it each time.
 
-    python kill_server.py
+    python kill_server.py [--hurry]
 
 For each line of standard input, a JSON object, it does one thing and answers with a line of JSON: ``{"run":
-[arguments], "folder": ..., "log": ...}`` forks a process that runs the command there, and tells its ``pid``;
-``{"wait": pid, "seconds": 10}`` waits for the end of one, so long, and tells its
-``code``, which is below 0 for a signal, and null where it has not ended.
+[arguments], "folder": ..., "out": ..., "err": ..., "environment": {...}}`` forks a process that runs the command
+there, its output in those files, and tells its ``pid``; ``{"wait": pid, "seconds": 10}`` waits for the end of one,
+so long, and tells its ``code``, which is below 0 for a signal, and null where it has not ended. With ``--hurry``
+it waits for no batch as patiently as real providers need it.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ async def nap(seconds: float) -> None:
     await asyncio.sleep(min(seconds, LONGEST_NAP))
 
 
-def run(arguments: list[str], folder: str, log: str) -> None:
+def run(arguments: list[str], folder: str, out: str, err: str, environment: dict[str, str]) -> None:
     """Be the command, and end with its exit code."""
     code = 70
     try:
         os.chdir(folder)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for descriptor in (1, 2):
-            os.dup2(output, descriptor)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for descriptor, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
         sys.argv = ["orchestra", *arguments]
         main()
     except SystemExit as ended:
@@ -71,14 +74,15 @@ def wait(pid: int, seconds: float) -> int | None:
 
 
 def serve() -> None:
-    defaults = orchestra.batches.desk.BatchDesk.__init__.__kwdefaults__
-    defaults["sleep"] = nap
+    if "--hurry" in sys.argv:
+        defaults = orchestra.batches.desk.BatchDesk.__init__.__kwdefaults__
+        defaults["sleep"] = nap
     running: set[int] = set()
     for line in sys.stdin:
         told = json.loads(line)
         if "run" in told:
             if not (pid := os.fork()):
-                run(told["run"], told["folder"], told["log"])
+                run(told["run"], told["folder"], told["out"], told["err"], told["environment"])
             running.add(pid)
             answer = {"pid": pid}
         else:

@@ -47,7 +47,7 @@ class Host:
     def __init__(self, *, latency: float = 0.001, reserve: object = "auto", **limits: tuple[float, ...]) -> None:
         self.now, self.boot, self.latency = 0.0, "boot", latency
         self.limits, self.reserve = limits, reserve
-        self.account: Account | None = None
+        self._text: str | None = None
         self.truth = {metric: Leaky(*limit) for metric, limit in limits.items() if limit[1] and len(limit) == 2}
         self.exceeded: list[tuple[float, str, float]] = []
         self.exchanges = 0
@@ -73,14 +73,16 @@ class Host:
             event()
         self.now = until
 
+    @property
+    def account(self) -> Account | None:
+        return None if self._text is None else Account.loads(self._text)
+
     def exchange(self, request: Request) -> Reply:
         """As a store does it: every step through the text."""
         self.exchanges += 1
-        if self.account is None:
-            self.account = Account(request.terms, boot=self.boot, now=self.now)
-        account = Account.loads(self.account.dumps())
+        account = self.account or Account(request.terms, boot=self.boot, now=self.now)
         reply = account.exchange(request, boot=self.boot, now=self.now)
-        self.account = Account.loads(account.dumps())
+        self._text = account.dumps()
         return reply
 
     def note(self, ticket: Ticket) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from orchestra.budget.dimension import Dimension
@@ -109,6 +109,9 @@ class Holder:
     urgent: bool = False
     since: float = 0.0
     interactive: int = 0
+
+
+_HOLDER = tuple(one.name for one in fields(Holder))
 
 
 class Account:
@@ -373,7 +376,10 @@ class Account:
                 "limits": self.terms.limits,
                 "states": {name: _state(one, self.at) for name, one in self.dimensions.items()},
                 "aside": {name: (terms_of(one.bucket), _state(one, self.at)) for name, one in self._aside.items()},
-                "holders": {name: asdict(holder) for name, holder in self.holders.items()},
+                # what `asdict` would say, without its copies: each call of each process waits for this
+                "holders": {
+                    name: {key: getattr(holder, key) for key in _HOLDER} for name, holder in self.holders.items()
+                },
             },
             separators=(",", ":"),
         )

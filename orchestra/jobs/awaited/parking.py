@@ -37,7 +37,8 @@ class Parking:
     """Takes awaited bulk calls with a deadline.
 
     ``store`` opens the ledger; ``loop`` returns the loop on which batches are carried, ``desk`` makes what takes
-    them there; ``send`` takes a call that goes by itself, ``price`` says what its answer cost.
+    them there; ``send`` takes a call that goes by itself, ``price`` says what its answer cost; ``tell`` is told
+    what happens to one that rides, in the kinds of `orchestra.observe.events`.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class Parking:
         desk: BatchDesk,
         send: Send,
         price: Price,
+        tell: Callable[..., None] | None = None,
     ) -> None:
         self._store = store
         self._loop = loop
         self._desk = desk
         self._send = send
         self._price = price
+        self._tell: Callable[..., object] = tell or (lambda *told, **fields: None)
         self._lots: dict[str, Lot] = {}
         self._unnamed: dict[str, Lot] = {}
         self._fresh = ""  # which of those is for calls that nobody made before
@@ -82,7 +85,7 @@ class Parking:
             checked_name(call.job)
         post, place, took = self._posted(), _Place(), False
         try:
-            result = await _done(post, lambda: self._wait(place, call, routes))
+            result = await self._ride(post, place, call, routes)
             if result is None:
                 outcome, took = await self._by_itself(post, place, call)
                 return outcome
@@ -100,6 +103,33 @@ class Parking:
         if post is None or post.loop is not loop:
             post = self._post = Post(loop)
         return post
+
+    async def _ride(self, post: Post, place: _Place, call: Call, routes: Sequence[BatchRoute]) -> Result | None:
+        """Wait as `_wait` does, and tell of it."""
+        began = time.monotonic()
+        self._tell("parked", call)
+        try:
+            result = await _done(post, lambda: self._wait(place, call, routes))
+        except asyncio.CancelledError:
+            self._tell("interrupted", call, reason="cancelled", duration=time.monotonic() - began)
+            raise
+        except Exception as error:
+            self._tell("failed", call, reason=type(error).__name__, duration=time.monotonic() - began)
+            raise
+        if result is not None:
+            self._tell(
+                "settled" if result.ok else "failed",
+                call,
+                result.route or "",
+                reason=result.error_code,
+                status=result.status_code,
+                certainty="known" if result.ok else None,
+                input_tokens=result.input_tokens if result.ok else None,
+                output_tokens=result.output_tokens if result.ok else None,
+                usd=result.usd,
+                duration=time.monotonic() - began,
+            )
+        return result
 
     async def _by_itself(self, post: Post, place: _Place, call: Call) -> tuple[Outcome, bool]:
         """Send a call. Returns what came of it, and whether that is the end of its line."""

@@ -1,0 +1,78 @@
+"""The events of calls that are under way, gathered by call until each is over."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestra.observe.events import Event
+
+__all__ = ["CallLog", "WholeCall"]
+
+MOST_CALLS = 100_000
+MOST_EVENTS = 256
+"""Of one call: a bulk line may be tried again for a day."""
+
+_FINAL = frozenset({"settled", "failed"})
+_FIRST = frozenset({"parked", "retried", "fell_back", "failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCall:
+    """All that is known of a call: its events in their order, and where it came from."""
+
+    origin: object = None
+    events: list[Event] = field(default_factory=list)
+
+
+class CallLog:
+    """Gathers events, and gives a call's events back once it is over. Not thread-safe.
+
+    ``origin`` is asked with the first event of each call where that comes from: in a trace, of its parent. What is
+    held is bounded: of too many calls the oldest is forgotten, of too many events of one call the middle.
+    """
+
+    def __init__(
+        self,
+        *,
+        most_calls: int = MOST_CALLS,
+        most_events: int = MOST_EVENTS,
+        origin: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._open: OrderedDict[str, WholeCall] = OrderedDict()
+        self._origin = origin
+        self._most_calls = most_calls
+        self._most_events = most_events
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, event: Event) -> WholeCall | None:
+        """Take the next event. Returns its call where this one ends it."""
+        call = self._open.get(event.call)
+        if call is None:
+            if not _begins_call(event):
+                return None
+            call = self._open[event.call] = WholeCall(self._origin())
+            if len(self._open) > self._most_calls:
+                self._open.popitem(last=False)
+        if len(call.events) >= self._most_events:
+            del call.events[self._most_events // 2]
+        call.events.append(event)
+        # An attempt that another one has outrun is not the end of its call.
+        if event.kind in _FINAL or (event.kind == "interrupted" and event.reason != "outrun"):
+            del self._open[event.call]
+            return call
+        return None
+
+
+def _begins_call(event: Event) -> bool:
+    """Return whether a call may begin with it. Others are the late words of an attempt that was outrun."""
+    match event.kind:
+        case "queued" | "sent":
+            return event.attempt == 1
+        case "interrupted":
+            return event.attempt is None
+        case kind:
+            return kind in _FIRST
