@@ -47,12 +47,14 @@ FLOORS = {
 
 # The folders of a package: each imports from itself and those before it, what stands beside them from all.
 FOLDERS = {
+    "orchestra.bench": ("results", "load", "report"),
     "orchestra.jobs": ("ledger", "intake", "progress", "sending", "diversion", "awaited"),
     "orchestra.localengine": ("text", "models", "weights", "scheduling", "execution", "gpu", "service", "quality"),
 }
 
 # Modules beside the folders that these are built on.
 GROUND: dict[str, set[str]] = {
+    "orchestra.bench": set(),
     "orchestra.jobs": set(),
     "orchestra.localengine": {
         *(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestra.bench.clock import Clock, LoopClock
-from orchestra.bench.figures import RateFigures, figures_of
-from orchestra.bench.generator import LoadRun, Phases
-from orchestra.bench.operating_point import advise
-from orchestra.bench.report import Report
-from orchestra.bench.slo import Slo
+from orchestra.bench.load.clock import Clock, LoopClock
+from orchestra.bench.load.generator import LoadRun, Phases
+from orchestra.bench.load.target import Target
+from orchestra.bench.load.workload import Load
+from orchestra.bench.report.report import Report
+from orchestra.bench.results.figures import RateFigures, figures_of
+from orchestra.bench.results.operating_point import advise
+from orchestra.bench.results.slo import Slo
 from orchestra.bench.sweep import Tried, first_rate, next_rate
-from orchestra.bench.target import Target
-from orchestra.bench.workload import Load
 from orchestra.clock import wall
 from orchestra.errors import CallError, InputError, OrchestraError
 

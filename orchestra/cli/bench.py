@@ -16,11 +16,11 @@ import typer
 from orchestra.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestra.bench.endpoint_target import EndpointTarget
     from orchestra.bench.experiment import Experiment
-    from orchestra.bench.report import Report
-    from orchestra.bench.route_target import RouteTarget
-    from orchestra.bench.workload import Load
+    from orchestra.bench.load.endpoint_target import EndpointTarget
+    from orchestra.bench.load.route_target import RouteTarget
+    from orchestra.bench.load.workload import Load
+    from orchestra.bench.report.report import Report
 
 __all__ = ["bench"]
 
@@ -190,11 +190,11 @@ def bench(
 
     from rich.console import Console
 
-    from orchestra.bench.clock import LoopClock
     from orchestra.bench.experiment import Experiment
-    from orchestra.bench.generator import Phases
-    from orchestra.bench.slo import Slo
-    from orchestra.bench.table import short, table
+    from orchestra.bench.load.clock import LoopClock
+    from orchestra.bench.load.generator import Phases
+    from orchestra.bench.report.table import short, table
+    from orchestra.bench.results.slo import Slo
 
     load: Load
     if trace is None:
@@ -203,7 +203,7 @@ def bench(
         if not listed and not sweep:
             raise InputError("say at which rates, --rates 1,2,4, or find the limit with --sweep")
     else:
-        from orchestra.bench.trace import Trace
+        from orchestra.bench.load.trace import Trace
 
         load = Trace.read(trace, seed)
         listed = _rates(rates) if rates is not None else [load.rate]
@@ -273,7 +273,7 @@ class _Files:
                 raise InputError(f"{path} cannot be made: {why}")
 
     def write(self, report: Report, say: Callable[[str], None]) -> None:
-        from orchestra.bench.page import page
+        from orchestra.bench.report.page import page
 
         numbers = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
         for path, name, text in ((self.json, "numbers", numbers), (self.html, "report", page(report))):
@@ -282,7 +282,7 @@ class _Files:
                 path.write_text(text, encoding="utf-8")
                 say(f"{name:8} {path}")
         if self.png is not None and report.points:
-            from orchestra.bench.picture import save_picture
+            from orchestra.bench.report.picture import save_picture
 
             self.png.parent.mkdir(parents=True, exist_ok=True)
             save_picture(report, self.png)
@@ -309,7 +309,7 @@ def _aim(
 ) -> _Aim:
     told = {"further fields": json.dumps(body)} if body else {}
     if url is not None:
-        from orchestra.bench.endpoint_target import EndpointTarget
+        from orchestra.bench.load.endpoint_target import EndpointTarget
 
         if config is not None:
             raise InputError("--url asks a server as it is, without settings: leave out one of --url and --config")
@@ -318,7 +318,7 @@ def _aim(
     if api_key_env is not None:
         raise InputError("--api-key-env is for --url; keys of other targets stand in orchestra.toml")
 
-    from orchestra.bench.route_target import RouteTarget
+    from orchestra.bench.load.route_target import RouteTarget
     from orchestra.cli.settings import find_settings
     from orchestra.config import LOCAL
 
@@ -356,9 +356,9 @@ def _engine_settings(weights: str, models: list[str]) -> tuple[Any, str]:
 def _mix(
     interactive: tuple[str, str], bulk: tuple[str | None, str | None], share: float, arrivals: str, seed: int
 ) -> Load:
-    from orchestra.bench.arrivals import Arrivals
-    from orchestra.bench.lengths import Lengths
-    from orchestra.bench.workload import Mix, Shape
+    from orchestra.bench.load.arrivals import Arrivals
+    from orchestra.bench.load.lengths import Lengths
+    from orchestra.bench.load.workload import Mix, Shape
 
     prompt, output = map(Lengths.parse, interactive)
     bulk_prompt, bulk_output = (None if text is None else Lengths.parse(text) for text in bulk)

@@ -15,16 +15,16 @@ from bench_lab import BUSY, measured, mix, point
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestra.bench.arrivals import Arrivals
-from orchestra.bench.figures import Window, figures_of
-from orchestra.bench.lengths import Lengths
-from orchestra.bench.measurement import Ended
-from orchestra.bench.occupancy import occupancy
-from orchestra.bench.operating_point import advise, knee_of
-from orchestra.bench.quantiles import Quantiles, percentile
-from orchestra.bench.slo import Slo
+from orchestra.bench.load.arrivals import Arrivals
+from orchestra.bench.load.lengths import Lengths
+from orchestra.bench.load.trace import Trace
+from orchestra.bench.results.figures import Window, figures_of
+from orchestra.bench.results.measurement import Ended
+from orchestra.bench.results.occupancy import occupancy
+from orchestra.bench.results.operating_point import advise, knee_of
+from orchestra.bench.results.quantiles import Quantiles, percentile
+from orchestra.bench.results.slo import Slo
 from orchestra.bench.sweep import Tried, first_rate, next_rate
-from orchestra.bench.trace import Trace
 from orchestra.errors import InputError
 from orchestra.policies.traffic import TrafficClass
 

@@ -9,13 +9,13 @@ import pytest
 from bench_lab import Listed, QueueTarget, mix
 from virtual_time import virtual
 
-from orchestra.bench.clock import LoopClock
 from orchestra.bench.experiment import Experiment
-from orchestra.bench.figures import figures_of
-from orchestra.bench.generator import LoadRun, Phases
-from orchestra.bench.measurement import Ended
-from orchestra.bench.slo import Slo
-from orchestra.bench.workload import Request
+from orchestra.bench.load.clock import LoopClock
+from orchestra.bench.load.generator import LoadRun, Phases
+from orchestra.bench.load.workload import Request
+from orchestra.bench.results.figures import figures_of
+from orchestra.bench.results.measurement import Ended
+from orchestra.bench.results.slo import Slo
 from orchestra.errors import CallError, ConnectionFailed, ProviderError, QueueFull
 from orchestra.policies.traffic import TrafficClass
 

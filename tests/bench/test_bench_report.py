@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestra.bench.figures import figures_of
-from orchestra.bench.measurement import Ended
-from orchestra.bench.operating_point import advise
-from orchestra.bench.page import page
-from orchestra.bench.picture import save_picture
-from orchestra.bench.report import Report
-from orchestra.bench.slo import Slo
-from orchestra.bench.svg import Axis, Plot
-from orchestra.bench.table import table
+from orchestra.bench.report.page import page
+from orchestra.bench.report.picture import save_picture
+from orchestra.bench.report.report import Report
+from orchestra.bench.report.svg import Axis, Plot
+from orchestra.bench.report.table import table
+from orchestra.bench.results.figures import figures_of
+from orchestra.bench.results.measurement import Ended
+from orchestra.bench.results.operating_point import advise
+from orchestra.bench.results.slo import Slo
 from orchestra.policies.traffic import TrafficClass
 
 SLO = Slo.parse("ttft=600ms,tpot=2s")

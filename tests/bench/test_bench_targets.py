@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orchestra.bench.clock import LoopClock
-from orchestra.bench.endpoint_target import EndpointTarget
-from orchestra.bench.generator import LoadRun, Phases
-from orchestra.bench.measurement import Ended
-from orchestra.bench.prompts import messages_of
-from orchestra.bench.route_target import RouteTarget
-from orchestra.bench.target import ended_by
-from orchestra.bench.workload import Request
+from orchestra.bench.load.clock import LoopClock
+from orchestra.bench.load.endpoint_target import EndpointTarget
+from orchestra.bench.load.generator import LoadRun, Phases
+from orchestra.bench.load.prompts import messages_of
+from orchestra.bench.load.route_target import RouteTarget
+from orchestra.bench.load.target import ended_by
+from orchestra.bench.load.workload import Request
+from orchestra.bench.results.measurement import Ended
 from orchestra.config import parse_config
 from orchestra.errors import AllRoutesFailed, ConnectionFailed, InputError, ProviderError, StreamInterrupted
 from orchestra.policies.traffic import TrafficClass

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from orchestra.bench.arrivals import Arrivals
-from orchestra.bench.figures import RateFigures, Window, figures_of
-from orchestra.bench.lengths import Lengths
-from orchestra.bench.measurement import Ended, Measurement
-from orchestra.bench.slo import Slo
-from orchestra.bench.target import Answer
-from orchestra.bench.workload import Mix, Request, Shape
+from orchestra.bench.load.arrivals import Arrivals
+from orchestra.bench.load.lengths import Lengths
+from orchestra.bench.load.target import Answer
+from orchestra.bench.load.workload import Mix, Request, Shape
+from orchestra.bench.results.figures import RateFigures, Window, figures_of
+from orchestra.bench.results.measurement import Ended, Measurement
+from orchestra.bench.results.slo import Slo
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["BUSY", "Listed", "QueueTarget", "measured", "mix", "point"]

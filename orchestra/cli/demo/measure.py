@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestra import InputError, Job, Orchestra
-from orchestra.bench.arrivals import Arrivals
+from orchestra.bench.load.arrivals import Arrivals
 from orchestra.cli.demo.recording import Answer, BulkLoad, Recording, Step
 from orchestra.cli.demo.workload import MODEL, QUESTIONS, TASKS, Ticket, bulk_requests, chat
 from orchestra.jobs.output import output_line

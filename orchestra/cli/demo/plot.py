@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestra.bench.occupancy import occupancy
-from orchestra.bench.pen import BULK, FAINT, INK, INTERACTIVE, STYLE
-from orchestra.bench.quantiles import percentile
+from orchestra.bench.report.pen import BULK, FAINT, INK, INTERACTIVE, STYLE
+from orchestra.bench.results.occupancy import occupancy
+from orchestra.bench.results.quantiles import percentile
 from orchestra.cli.demo.recording import Answer, Figures, Recording, figures_of
 
 if TYPE_CHECKING:

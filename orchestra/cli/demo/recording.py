@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from orchestra.bench.quantiles import percentile
+from orchestra.bench.results.quantiles import percentile
 
 __all__ = ["PROMISED_RATIO", "Answer", "BulkLoad", "Figures", "Recording", "Step", "figures_of"]
 

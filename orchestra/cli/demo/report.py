@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestra.bench.quantiles import ENOUGH_FOR_P95
+from orchestra.bench.results.quantiles import ENOUGH_FOR_P95
 from orchestra.cli.demo.recording import PROMISED_RATIO, Figures, Recording, figures_of
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from orchestra.bench.figures import RateFigures
-from orchestra.bench.quantiles import ENOUGH_FOR_P95
-from orchestra.bench.slo import Slo
+from orchestra.bench.results.figures import RateFigures
+from orchestra.bench.results.quantiles import ENOUGH_FOR_P95
+from orchestra.bench.results.slo import Slo
 from orchestra.durations import format_duration
 
 __all__ = ["OperatingPoint", "advise", "knee_of"]

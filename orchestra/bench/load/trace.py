@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestra.bench.workload import Request
+from orchestra.bench.load.workload import Request
 from orchestra.errors import InputError
 from orchestra.policies.traffic import TrafficClass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestra.bench.measurement import Ended, Measurement
+from orchestra.bench.results.measurement import Ended, Measurement
 from orchestra.durations import format_duration, parse_duration
 from orchestra.errors import InputError
 from orchestra.policies.traffic import TrafficClass

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestra.bench.measurement import Ended, Measurement
-from orchestra.bench.occupancy import occupancy
-from orchestra.bench.quantiles import Quantiles
-from orchestra.bench.slo import Slo
+from orchestra.bench.results.measurement import Ended, Measurement
+from orchestra.bench.results.occupancy import occupancy
+from orchestra.bench.results.quantiles import Quantiles
+from orchestra.bench.results.slo import Slo
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["ClassFigures", "RateFigures", "Window", "figures_of"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from orchestra.bench.clock import Clock
-from orchestra.bench.figures import Window
-from orchestra.bench.measurement import Ended, Measurement
-from orchestra.bench.target import Answer, Target, ended_by
-from orchestra.bench.workload import Request
+from orchestra.bench.load.clock import Clock
+from orchestra.bench.load.target import Answer, Target, ended_by
+from orchestra.bench.load.workload import Request
+from orchestra.bench.results.figures import Window
+from orchestra.bench.results.measurement import Ended, Measurement
 from orchestra.errors import OrchestraError
 
 __all__ = ["LoadRun", "Phases"]

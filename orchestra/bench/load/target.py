@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from orchestra.bench.measurement import Ended
-from orchestra.bench.workload import Request
+from orchestra.bench.load.workload import Request
+from orchestra.bench.results.measurement import Ended
 from orchestra.chat_stream import ChatStream
 from orchestra.errors import AdmissionError, AllRoutesFailed, ProviderError, StreamInterrupted
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestra.bench.figures import RateFigures
-from orchestra.bench.quantiles import Quantiles
-from orchestra.bench.report import Report
-from orchestra.bench.svg import Axis, Mark, Plot, Style, is_wide
+from orchestra.bench.report.report import Report
+from orchestra.bench.report.svg import Axis, Mark, Plot, Style, is_wide
+from orchestra.bench.results.figures import RateFigures
+from orchestra.bench.results.quantiles import Quantiles
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["BULK_FILL", "INTERACTIVE_FILL", "first_tokens", "queue", "throughput"]

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from orchestra.bench.prompts import messages_of
-from orchestra.bench.target import Answer, read_answer, without_secrets
-from orchestra.bench.workload import Request
+from orchestra.bench.load.prompts import messages_of
+from orchestra.bench.load.target import Answer, read_answer, without_secrets
+from orchestra.bench.load.workload import Request
 from orchestra.call import Headers, Outcome
 from orchestra.chat_stream import ChatStream
 from orchestra.errors import InputError

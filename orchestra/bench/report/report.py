@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestra.bench.figures import RateFigures
-from orchestra.bench.operating_point import OperatingPoint
-from orchestra.bench.quantiles import ENOUGH_FOR_P95
-from orchestra.bench.slo import Slo
+from orchestra.bench.results.figures import RateFigures
+from orchestra.bench.results.operating_point import OperatingPoint
+from orchestra.bench.results.quantiles import ENOUGH_FOR_P95
+from orchestra.bench.results.slo import Slo
 
 __all__ = ["Report"]
 

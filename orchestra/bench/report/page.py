@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from orchestra.bench.figures import RateFigures
-from orchestra.bench.plots import BULK_FILL, INTERACTIVE_FILL, first_tokens, queue, throughput
-from orchestra.bench.quantiles import Quantiles
-from orchestra.bench.report import Report
-from orchestra.bench.table import short
+from orchestra.bench.report.plots import BULK_FILL, INTERACTIVE_FILL, first_tokens, queue, throughput
+from orchestra.bench.report.report import Report
+from orchestra.bench.report.table import short
+from orchestra.bench.results.figures import RateFigures
+from orchestra.bench.results.quantiles import Quantiles
 
 __all__ = ["page"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from orchestra.bench.prompts import messages_of
-from orchestra.bench.target import Answer, read_answer, without_secrets
-from orchestra.bench.workload import Request
+from orchestra.bench.load.prompts import messages_of
+from orchestra.bench.load.target import Answer, read_answer, without_secrets
+from orchestra.bench.load.workload import Request
 from orchestra.budget.prices import cost, price_for
 from orchestra.call import Usage
 from orchestra.client import Orchestra

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from orchestra.bench.workload import Request
+from orchestra.bench.load.workload import Request
 
 __all__ = ["messages_of"]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestra.bench.pen import BULK, FAINT, INK, INTERACTIVE, STYLE
-from orchestra.bench.report import Report
-from orchestra.bench.svg import is_wide
+from orchestra.bench.report.pen import BULK, FAINT, INK, INTERACTIVE, STYLE
+from orchestra.bench.report.report import Report
+from orchestra.bench.report.svg import is_wide
 from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:

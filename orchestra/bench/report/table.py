@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestra.bench.figures import RateFigures
-from orchestra.bench.quantiles import Quantiles
-from orchestra.bench.report import Report
+from orchestra.bench.report.report import Report
+from orchestra.bench.results.figures import RateFigures
+from orchestra.bench.results.quantiles import Quantiles
 from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:
