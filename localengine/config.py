@@ -39,9 +39,9 @@ class EngineConfig:
     a step of bulk alone is given up for it between two layers, unless that is nearly done. Lower answers sooner,
     higher serves more bulk.
     ``tpot_target_ms``: how long a step may become while an interactive request is decoding: the time between its
-    tokens. Steps are planned shorter by what their prediction typically misses, but never shorter than 1.5 times
-    the fixed cost of a step, as measured: on a machine too slow for the target, that would stop bulk and gain next
-    to nothing.
+    tokens, on average. Steps are planned shorter by some of what their prediction typically misses, and shorter
+    still for a request that slow ones have set back, but never shorter than 1.5 times the fixed cost of a step, as
+    measured: on a machine too slow for the target, that would stop bulk and gain next to nothing.
     ``bulk_min_share``: the share of the computed tokens that bulk gets under endless interactive load; with 0 it
     may get none.
     ``interactive_slots``: of ``max_num_seqs``, those that bulk never takes.

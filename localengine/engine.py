@@ -220,7 +220,7 @@ class LocalEngine:
         with self._lock:
             if self._worker is None or (restart and (self._worker.ended or self._worker.stopping)):
                 self._worker = Worker(self._open_model, self.config, self._events)
-                weakref.finalize(self, self._worker.stop).atexit = False
+                weakref.finalize(self, _stop, weakref.ref(self._worker)).atexit = False
             return self._worker
 
     async def _ready(self, worker: Worker) -> LoadedModel:
@@ -231,6 +231,11 @@ class LocalEngine:
                 if self._worker is worker:
                     self._worker = None  # so that the next request tries again
             raise
+
+
+def _stop(worker: weakref.ref[Worker]) -> None:
+    if (alive := worker()) is not None:
+        alive.stop()
 
 
 def _whole(parts: Sequence[Delta]) -> Completion:

@@ -17,6 +17,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from orchestra.localengine.weights.files import ModelFiles, Placing
 
+# These are tests of the engine on a CPU, on a machine with a GPU as well; `make gpu-check` is for that.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Two processes of tests share the processors, so threads must not spin for long while they wait. torch reads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 # Modules that are installed are compiled once, so ours are as well, whatever the machine is set to: many tests

@@ -73,6 +73,7 @@ def run(lab: Lab) -> Iterator[Figure]:
 
 
 def _model(lab: Lab, name: str, stop: float) -> Iterator[Figure]:
+    lab.measure_ceilings()
     spec = lab.model(name)
     rows, context, prompts = (4, 40, 2) if lab.rehearsal else (64, 1024, 8)
     sweep = (1,) if lab.rehearsal else (1, 256, 8, 32, 128, 2, 4, 16)

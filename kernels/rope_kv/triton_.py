@@ -197,7 +197,7 @@ def _case(
         "slots": "*i64",
         "pool": "*fp8e4nv" if float8 else f"*{dtype}",
         "absmax": "*fp32" if float8 else "constexpr",
-        "qk_norm": f"*{dtype}" if normed else "constexpr",
+        "qk_norm": "*fp32" if normed else "constexpr",
         "queries": f"*{dtype}",
         "stride": "i32",
         "eps": "fp32",

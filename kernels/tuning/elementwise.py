@@ -21,11 +21,11 @@ _EPS = 1e-5
 
 
 def norm_problem(device: torch.device, size: Sequence[int], hidden: int) -> Problem:
-    """The norm with a residual. ``size``: rows."""
+    """The norm with a residual, in the types of the engine: that and the weight in float32. ``size``: rows."""
     dtype = FLOAT_TYPES[device.type]
     x = torch.randn(size[0], hidden, device=device).to(dtype)
-    weight = torch.randn(hidden, device=device).to(dtype)
-    residual = torch.zeros_like(x)
+    weight = torch.randn(hidden, device=device)
+    residual = torch.zeros(size[0], hidden, device=device)
     triton_ = importlib.import_module("orchestra.kernels.norm.triton_")
 
     def prepare() -> Callable[[], Tensor]:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from orchestra.localengine.step import StepAbandoned
+
 __all__ = ["Lanes"]
 
 _T = TypeVar("_T")
@@ -59,7 +61,14 @@ class Lanes:
         for future, share in zip(futures, shares, strict=True):
             self._tasks.put(_task(future, function, share))
         wait(futures)
-        return [future.result() for future in futures]
+        results = []
+        try:
+            for future in futures:
+                results.append(future.result())
+            return results
+        finally:
+            # an error refers to this frame; if that led back to it, what a step holds would stay for a while
+            del futures, future
 
     def close(self) -> None:
         """Let the threads end. Closing twice is harmless; `run` starts new ones."""
@@ -67,20 +76,28 @@ class Lanes:
         self._close = _nothing
 
     def _start(self) -> None:
-        started = threading.Barrier(self.count + 1)
-        for number in range(self.count):
-            name = f"orchestra-lane-{number}"
-            threading.Thread(target=_serve, args=(self._tasks, started), name=name, daemon=True).start()
         threads = torch.get_num_threads()
+        started = threading.Barrier(self.count + 1)
+        try:
+            for number in range(self.count):
+                name = f"orchestra-lane-{number}"
+                threading.Thread(target=_serve, args=(self._tasks, started), name=name, daemon=True).start()
+        except BaseException:
+            started.abort()
+            raise
         started.wait()
         torch.set_num_threads(threads)  # part of what the lanes have set of their own holds for the process
-        self._close = weakref.finalize(self, _end, self._tasks, self.count)
+        self._close = closing = weakref.finalize(self, _end, self._tasks, self.count)
+        closing.atexit = False  # the interpreter's end stops daemons by itself, and a step may be under way
 
 
 def _serve(tasks: SimpleQueue[Callable[[], None] | None], started: threading.Barrier) -> None:
     torch.get_num_threads()  # the first question in a thread sets its number to that of the process
     torch.set_num_threads(1)
-    started.wait()
+    try:
+        started.wait()
+    except threading.BrokenBarrierError:  # another could not be started
+        return
     while (task := tasks.get()) is not None:
         task()
         del task  # and with it what it refers to, while there is nothing to do
@@ -90,6 +107,8 @@ def _task(future: Future[_T], function: Callable[[list[int]], _T], share: list[i
     def task() -> None:
         try:
             future.set_result(function(share))
+        except StepAbandoned as error:  # where it was given up is of no interest, and holds what was computed
+            future.set_exception(error.with_traceback(None))
         except BaseException as error:
             future.set_exception(error)
 

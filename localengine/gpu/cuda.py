@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +11,10 @@ import torch
 from torch import Tensor
 
 __all__ = ["CudaDevice"]
+
+# One capture at a time in a process, and no memory is given back during one: other engines may be on the same GPU.
+_capturing = threading.RLock()
+_TOO_LITTLE = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
 
 
 class _CudaEvent:
@@ -58,7 +64,8 @@ class CudaDevice:
     def capture(self, compute: Callable[[], None], pool: object) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         # what other threads of the application do with the GPU meanwhile does not break a thread's own capture
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):  # type: ignore[arg-type]
+        alone = torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")  # type: ignore[arg-type]
+        with _capturing, _no_collection(), alone:
             compute()
         return graph.replay
 
@@ -75,11 +82,38 @@ class CudaDevice:
         return torch.cuda.max_memory_allocated(self._device) - before
 
     def release_cache(self) -> None:
-        self.synchronize()
-        torch.cuda.empty_cache()
+        with _capturing:
+            self.synchronize()
+            torch.cuda.empty_cache()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        # cuBLAS allocates by itself, and says so in its own way
-        return isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and "CUBLAS_STATUS_ALLOC_FAILED" in str(error)
-        )
+        # what failed for want of memory may have failed once more on its way out, as the end of a capture does
+        told: BaseException | None = error
+        while told is not None:
+            if _says_so(told):
+                return True
+            told = told.__context__
+        return False
+
+
+def _says_so(error: BaseException) -> bool:
+    # cuBLAS, Triton and the allocator of page-locked memory have their own ways to say so
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _TOO_LITTLE)
+    )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Within, no page-locked memory is found to be garbage: what tells when it is free would go into the graph.
+
+    torch records an event for that on the streams that the memory was used on, and to ask for it later fails
+    where such a stream was being captured.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

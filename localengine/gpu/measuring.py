@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy
 from torch import Tensor
@@ -15,12 +16,23 @@ from orchestra.localengine.gpu.sampling import DeviceSampler
 from orchestra.localengine.gpu.sizing import DeviceMemory
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import SamplingParams
-from orchestra.localengine.step import RowInput
+from orchestra.localengine.step import DrawExtras, RowInput
 
 __all__ = ["measure"]
 
 _FLOAT32_BYTES = 4
-_DRAWN = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)  # by all kernels that there are for it
+# what a draw takes the most memory for, each a copy of all logits or several
+_RAW = SamplingParams(
+    top_k=50,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    presence_penalty=0.1,
+    logit_bias={0: 1.0},
+    logprobs=20,
+)
+_PROCESSED = replace(_RAW, logprobs_mode="processed")
 
 
 def measure(
@@ -58,8 +70,10 @@ def _peaks(
     table = numpy.arange(-(-longest // layout.block_size), dtype=numpy.int32)
     pools = [layout.allocate(1, len(table), device.torch_device)[0]] * spec.num_layers
 
-    def rows(counts: Sequence[int]) -> list[RowInput]:
-        return [RowInput(i, 0, (0,) * count, 0, (), _DRAWN, i) for i, count in enumerate(counts)]
+    said = DrawExtras(history=(0,) * longest)
+
+    def rows(counts: Sequence[int], params: SamplingParams = _RAW) -> list[RowInput]:
+        return [RowInput(i, 0, (0,) * count, 0, (), params, i, said) for i, count in enumerate(counts)]
 
     def step(counts: Sequence[int]) -> Tensor:
         inputs = StepInputs.of(
@@ -77,12 +91,13 @@ def _peaks(
         logits = step([longest] * whole + [rest] * bool(rest))
         sampler.score(logits, [0] * len(logits), 1)
         drawn = min(max_num_seqs, len(logits))
-        sampler.draw(logits[:drawn], rows([1] * drawn))
+        for params in (_RAW, _PROCESSED):  # a mixture takes no more than the one or the other
+            sampler.draw(logits[:drawn], rows([1] * drawn, params))
 
     def decode() -> None:
         step([1] * min(sizes[-1], step_tokens))
 
-    largest()  # compiling takes memory of its own, once
+    largest()  # libraries take memory of their own, once
     step_peak = device.peak(largest)
     if not sizes:
         return step_peak, 0

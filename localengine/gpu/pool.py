@@ -69,10 +69,10 @@ class PagedPool:
         held = torch.from_numpy(self._place[kept].astype(numpy.int64))
         for number in range(len(self.layers)):
             self._keep(number, held)
+            self._device.release_cache()  # at once: the next, smaller one would be cut out of what this one left
         self._tables.clear()
         self._place[:] = -1
         self._place[kept] = numpy.arange(len(kept), dtype=numpy.int32)
-        self._device.release_cache()
 
     def _keep(self, number: int, held: Tensor) -> None:
         """Replace a layer by one of the places ``held`` alone."""

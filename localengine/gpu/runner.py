@@ -23,6 +23,7 @@ from orchestra.localengine.gpu.pool import PagedPool
 from orchestra.localengine.gpu.sampling import DeviceSampler, Drawn, Scored
 from orchestra.localengine.gpu.sizing import DeviceMemory
 from orchestra.localengine.gpu.staging import send
+from orchestra.localengine.gpu.warming import warm_up
 from orchestra.localengine.models.layout import EMBEDDING
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.models.transformer import Transformer
@@ -51,6 +52,7 @@ class GpuRunner:
 
     ``weights`` are taken over (see :class:`~orchestra.localengine.models.transformer.Transformer`); they are on
     the device. A step has at most ``step_tokens`` tokens, and of up to ``max_num_seqs`` rows a token is drawn.
+    Every kernel is launched once before this returns, so that none compiles while requests wait.
     ``num_blocks`` None has the largest step run, to see what it takes, and fills what is left with blocks, or
     ``kv_bytes`` of it; ``memory`` tells what was found. ``kv_dtype`` is what keys and values are kept in; None
     is that of the weights. ``graphs`` False launches decode steps one kernel at a time, too. ``device`` and
@@ -102,6 +104,16 @@ class GpuRunner:
             self._places: dict[int, int] = {}  # where in that each request's token is
             self._eager: EagerSteps | None = EagerSteps(self._device, self._kernels, self._model, self._kept)
             self._sizes = buckets(min(max_num_seqs, step_tokens)) if graphs else []
+            warm_up(
+                self._device,
+                self._eager,
+                self._sampler,
+                spec,
+                self._model.windows,
+                self._layout,
+                step_tokens=step_tokens,
+                max_num_seqs=max_num_seqs,
+            )
             if num_blocks is None:
                 self.memory = measure(
                     self._device,
@@ -202,9 +214,11 @@ class GpuRunner:
         if self._model is None:
             return
         with self._device.active():
-            self._device.synchronize()
-            self._model = self._pool = self._graphs = self._eager = None
-            self._kept = torch.empty(0)
+            try:
+                self._device.synchronize()
+            finally:  # a device that has failed says so at every turn
+                self._model = self._pool = self._graphs = self._eager = None
+                self._kept = torch.empty(0)
             self._device.release_cache()
 
     def _submit(self, rows: Sequence[RowInput], abandon: Callable[[], bool] | None) -> SubmittedStep:

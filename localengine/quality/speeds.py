@@ -20,7 +20,8 @@ from orchestra.localengine.step import RowInput
 
 __all__ = ["Speeds", "measure_speeds"]
 
-_MATRIX_VALUES = 64 << 20  # in all matrices that are tried: far more than a cache holds
+_MATRIX_BYTES = 512 << 20  # of all matrices that are read: more than the caches of large servers hold
+_MANY_VALUES = 64 << 20  # of those that many rows are multiplied with: computing bounds it, and takes long
 _MANY, _SOME = 256, 16  # rows: where products are bound by computing, and between
 _PASSES = 7
 _BLOCK = 16
@@ -76,18 +77,22 @@ def _products(spec: ModelSpec, precision: Precision) -> tuple[float, float, floa
     # as a layer multiplies them: joined where the same rows go through several
     shapes = [(queries + 2 * keys, hidden), (hidden, queries), (2 * width, hidden), (hidden, width)]
     values = values_of_layer = sum(rows * columns for rows, columns in shapes)
-    while values > _MATRIX_VALUES:
+    most = _MATRIX_BYTES // (1 if precision == "int8" else 4)
+    while values > most:
         shapes = [(rows // 2, columns // 2) for rows, columns in shapes]
         values = sum(rows * columns for rows, columns in shapes)
-    layers = max(1, min(spec.num_layers, _MATRIX_VALUES // values))
+    layers = max(1, min(spec.num_layers, most // values))
+    some_layers = max(1, min(layers, _MANY_VALUES // values))
     operations = cpu_operations(precision)
     with torch.inference_mode():
-        packed = [operations.pack(torch.randn(shape)) for _ in range(layers) for shape in shapes]
+        drawn = [torch.randn(shape) for shape in shapes]  # once: drawing takes long
+        packed = [operations.pack(weight.clone()) for _ in range(layers) for weight in drawn]
         thin, short = operations.pack(torch.randn(_THIN, _THIN)), torch.randn(1, _THIN)
         inputs = {rows: [torch.randn(rows, columns) for _, columns in shapes] for rows in (1, _SOME, _MANY)}
 
         def multiply(rows: int) -> None:
-            for number, matrix in enumerate(packed):
+            count = some_layers if rows == _MANY else layers
+            for number, matrix in enumerate(packed[: count * len(shapes)]):
                 operations.linear(inputs[rows][number % len(shapes)], matrix)
 
         def call() -> None:
@@ -96,6 +101,7 @@ def _products(spec: ModelSpec, precision: Precision) -> tuple[float, float, floa
 
         *taken, calls = _fastest([*(partial(multiply, rows) for rows in inputs), call])
     # what the calls take counts among the rest of a step, which has as many
+    taken[-1] *= layers / some_layers
     one, some, many = (max(seconds - calls, 1e-9) for seconds in taken)
     tried = layers * values
     whole = spec.num_layers * values_of_layer + spec.vocab_size * spec.hidden_size

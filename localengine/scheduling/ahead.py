@@ -10,7 +10,7 @@ from __future__ import annotations
 from orchestra.localengine.scheduling.cost import StepCost, StepLoad
 from orchestra.localengine.scheduling.sequence import Sequence
 from orchestra.localengine.scheduling.state import SchedulerState
-from orchestra.localengine.scheduling.step_plan import Hold, PlannedRow, StepPlan
+from orchestra.localengine.scheduling.step_plan import Hold, PlannedRow, StepBudget, StepPlan
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["can_be_late", "plan_ahead"]
@@ -18,11 +18,12 @@ __all__ = ["can_be_late", "plan_ahead"]
 _UNTIL_SOMEBODY_ENDS = (Hold.SLOTS, Hold.BATCH)
 
 
-def plan_ahead(state: SchedulerState, plan: StepPlan, cost: StepCost) -> StepPlan | None:
+def plan_ahead(state: SchedulerState, plan: StepPlan, budget: StepBudget, cost: StepCost) -> StepPlan | None:
     """The step in which everybody goes on by the token that ``plan``, not yet committed, draws.
 
-    None where anything else might be decided: somebody waits who could be admitted, a prompt is not computed to
-    its end, a block is missing, or a draw depends on the token before it by more than its logits.
+    None where anything else might be decided: somebody waits who could be admitted, or is interactive and might
+    displace bulk; a prompt is not computed to its end; a block is missing; with bulk in it, the step is longer
+    than ``budget`` allows; or a draw depends on the token before it by more than its logits.
     """
     rows = []
     load = StepLoad()
@@ -37,7 +38,11 @@ def plan_ahead(state: SchedulerState, plan: StepPlan, cost: StepCost) -> StepPla
         load = load.plus_decode(start)
     if len(rows) < sum(map(len, state.running.values())):  # somebody runs and had no turn
         return None
-    if any(state.waiting[c] and plan.held.get(c) not in _UNTIL_SOMEBODY_ENDS for c in TrafficClass):
+    interactive, bulk = TrafficClass.INTERACTIVE, TrafficClass.BULK
+    if state.waiting[interactive] or (state.waiting[bulk] and plan.held.get(bulk) not in _UNTIL_SOMEBODY_ENDS):
+        return None
+    seconds = cost.predict(load)
+    if state.running[bulk] and seconds > (budget.tpot if state.running[interactive] else budget.ttft):
         return None
     pool = state.pool
     if sum(missing.values()) > pool.num_free or any(
@@ -51,7 +56,7 @@ def plan_ahead(state: SchedulerState, plan: StepPlan, cost: StepCost) -> StepPla
         matched={},
         held=plan.held,
         load=load,
-        seconds=cost.predict(load),
+        seconds=seconds,
     )
 
 

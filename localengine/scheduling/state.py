@@ -50,6 +50,13 @@ class SchedulerState:
         """The most tokens that one sequence of this class can ever have in the cache."""
         return self.limits.blocks(traffic) * self.pool.block_size
 
+    def fit(self, seq: Sequence) -> bool:
+        """Whether ``seq`` can run under these limits; where its length was left open, with less output."""
+        room = self.capacity(seq.traffic)
+        if seq.sampling.max_tokens is None and len(seq) < room:
+            seq.max_tokens = min(seq.max_tokens, room - seq.num_prompt)
+        return seq.max_length <= room
+
     def add(self, seq: Sequence) -> None:
         """Let ``seq`` wait, after those of its class that arrived before.
 
@@ -136,7 +143,7 @@ class SchedulerState:
         if not 0 < left <= self.pool.num_blocks:
             raise ValueError(f"{count} of {self.pool.num_blocks} blocks cannot be given up: one must stay")
         self.limits = self._configured.resized(left)
-        unfit = [seq for seq in self.sequences() if not self._fit(seq)]
+        unfit = [seq for seq in self.sequences() if not self.fit(seq)]
         for seq in unfit:
             self.remove(seq.request_id)
         for traffic in (TrafficClass.BULK, TrafficClass.INTERACTIVE):
@@ -172,13 +179,6 @@ class SchedulerState:
             for seq in self.waiting[traffic].values():
                 assert not seq.block_table, "a waiting sequence holds blocks"
                 assert not seq.num_computed, "a waiting sequence has computed tokens"
-
-    def _fit(self, seq: Sequence) -> bool:
-        """Whether ``seq`` can run under these limits; where its length was left open, with less output."""
-        room = self.capacity(seq.traffic)
-        if seq.sampling.max_tokens is None and len(seq) < room:
-            seq.max_tokens = min(seq.max_tokens, room - seq.num_prompt)
-        return seq.max_length <= room
 
     def _cost_to_resume(self, seq: Sequence) -> tuple[bool, int, int]:
         return self.limits.is_fixed(seq), seq.num_computed, -seq.arrival

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Hold", "PlannedRow", "StepBudget", "StepPlan"]
 
-_MARGIN = 1  # how many typical errors a step is planned shorter than it may become
+_MARGIN = 0.5  # how many typical errors a step is planned shorter than it may become, while nobody is behind
 _LEAST_USE = 1.5  # a step may take this many times its fixed cost, whatever the targets
 
 
@@ -40,13 +41,18 @@ class StepBudget:
     tpot: float
 
     @classmethod
-    def of(cls, config: EngineConfig, cost: StepCost) -> StepBudget:
-        """What an engine's settings allow on a machine whose steps cost that."""
+    def of(cls, config: EngineConfig, cost: StepCost, due: float = math.inf) -> StepBudget:
+        """What an engine's settings allow on a machine whose steps cost that.
+
+        ``due`` seconds from now an interactive request's next token keeps its mean time between tokens at the
+        target; the most urgent one's. So a request that slow steps have set back catches up.
+        """
         floor = _LEAST_USE * cost.base
+        tpot = min(config.tpot_target_ms / 1000 / (1 + _MARGIN * cost.error), due / (1 + cost.error))
         return cls(
             tokens=config.step_tokens,
             ttft=max(config.ttft_target_ms / 1000, floor),
-            tpot=max(config.tpot_target_ms / 1000 / (1 + _MARGIN * cost.error), floor),
+            tpot=max(tpot, floor),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set as AbstractSet
 
 from orchestra.localengine.events import Subscriber
@@ -63,6 +64,10 @@ class Generation:
     def latest_gap(self) -> float | None:
         """Seconds between its two latest tokens; None where there are not two."""
         return self._times[-1] - self._times[-2] if len(self._times) > 1 else None
+
+    def due(self, gap: float) -> float:
+        """When its next token keeps its mean time between tokens at ``gap`` seconds; infinity before its first."""
+        return self.submitted + self._times[0] + gap * self.seq.num_output if self._times else math.inf
 
     def begin(self, now: float) -> bool:
         """A step computes something for it; True where it is the first."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from orchestra.localengine.config import EngineConfig
-from orchestra.localengine.errors import EngineBusy, EngineClosed, EngineDied, EngineError, PromptTooLong
+from orchestra.localengine.errors import EngineBusy, EngineDied, EngineError, PromptTooLong
 from orchestra.localengine.events import EventBus
 from orchestra.localengine.execution.step_queue import StepQueue
 from orchestra.localengine.scheduling.abandonment import Abandonment
@@ -21,11 +25,12 @@ from orchestra.localengine.scheduling.ahead import can_be_late, plan_ahead
 from orchestra.localengine.scheduling.apply import apply_plan, commit_step
 from orchestra.localengine.scheduling.blocks import BlockPool
 from orchestra.localengine.scheduling.classes import ClassLimits
-from orchestra.localengine.scheduling.cost import CostModel
+from orchestra.localengine.scheduling.cost import CostModel, StepCost
 from orchestra.localengine.scheduling.schedulers import SCHEDULERS
 from orchestra.localengine.scheduling.sequence import Sequence as ScheduledSequence
 from orchestra.localengine.scheduling.state import SchedulerState
 from orchestra.localengine.scheduling.step_plan import StepBudget, StepPlan
+from orchestra.localengine.service.endings import Death, closed, forget_frames, told
 from orchestra.localengine.service.generation import Generation
 from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.service.own_process import claim_process
@@ -37,6 +42,8 @@ from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Worker"]
 
+_log = logging.getLogger(__name__)
+
 _EXIT_SECONDS = 10.0
 
 
@@ -47,6 +54,7 @@ class _Flight:
     plan: StepPlan
     step: object
     began: float
+    interactive: int  # of its rows
 
 
 class Worker:
@@ -69,7 +77,7 @@ class Worker:
         self._commands.put(lambda: self._load(open_model))
         self._lock = threading.Lock()
         self._inbox = dict.fromkeys(TrafficClass, 0)
-        self._why_ended: Callable[[], EngineError] = _closed
+        self._why_ended: Callable[[], EngineError] = closed
         self.stopping = False
         self._draining = False
         self._model: LoadedModel | None = None
@@ -166,13 +174,17 @@ class Worker:
     # In the worker's thread
 
     def _run(self) -> None:
-        why: Callable[[], EngineError] = _closed
+        why: Callable[[], EngineError] = closed
         try:
             self._commands.get()()
             if self._model is not None and self._state is not None:
                 self._loop(self._state)
         except BaseException as error:
-            why = _Death(error)
+            why = Death(error)
+            forget_frames(error)
+            with suppress(Exception):  # what was drawn before is read first
+                if self._state is not None:
+                    self._deliver_late(self._state)
         self._end(why)
 
     def _load(self, open_model: Callable[[EngineConfig], LoadedModel]) -> None:
@@ -184,9 +196,11 @@ class Worker:
                 limits, BlockPool(runner.num_blocks, runner.block_size, caching=self.config.prefix_cache)
             )
         except EngineError as error:
+            forget_frames(error)
             self._refuse_to_start(error)
         except BaseException as error:
-            failure = EngineDied(f"the model could not be loaded: {_told(error)}")
+            forget_frames(error)
+            failure = EngineDied(f"the model could not be loaded: {told(error)}")
             failure.__cause__ = error
             self._refuse_to_start(failure)
         else:
@@ -222,6 +236,7 @@ class Worker:
         """Begin a step, unless one is under way, and see it to its end; the next may be under way by then."""
         flight = self._flight or self._launch(state)
         if flight is None:
+            self._deliver_late(state)
             return
         self._flight = self._launch_ahead(state, flight.plan) if self._runner.overlaps else None
         self._deliver_late(state)
@@ -229,7 +244,7 @@ class Worker:
         self._short_of_memory = False
         now = time.monotonic()
         self._cost.observe(flight.plan.load, now - flight.began)
-        self._record(state, flight.plan, flight.began, now)
+        self._record(state, flight, now)
         if self._flight is not None:
             self._flight.began = now
         self._obey(wait=False)  # who gave up during the step gets none of it
@@ -244,7 +259,7 @@ class Worker:
     def _launch(self, state: SchedulerState) -> _Flight | None:
         """Plan a step and begin it. None where it was given up."""
         cost = self._cost.cost
-        plan = self._schedule(state, StepBudget.of(self.config, cost), cost)
+        plan = self._schedule(state, self._budget(state, cost), cost)
         if not plan.rows:
             raise RuntimeError(f"there is work and nothing runs: {dict(plan.held)}")
         rows = apply_plan(state, plan)
@@ -257,21 +272,32 @@ class Worker:
             if generation.begin(began):
                 self.telemetry.started(generation, began)
         try:
-            return _Flight(plan, self._runner.submit(rows, abandon), began)
+            return _Flight(plan, self._runner.submit(rows, abandon), began, _interactive(state, plan))
         except StepOutOfMemory as error:
             self._give_up_blocks(state, error)
         except StepAbandoned:  # nothing of it counts, and its rows come again
             self._abandonment.abandoned()
+            self._short_of_memory = False
             self.telemetry.count("abandoned")
         return None
 
+    def _budget(self, state: SchedulerState, cost: StepCost, under_way: int = 0) -> StepBudget:
+        """Of a step before which ``under_way`` more tokens of each request are drawn."""
+        gap = self.config.tpot_target_ms / 1000
+        dues = (self._live[request_id].due(gap) for request_id in state.running[TrafficClass.INTERACTIVE])
+        return StepBudget.of(self.config, cost, min(dues, default=math.inf) + under_way * gap - time.monotonic())
+
     def _launch_ahead(self, state: SchedulerState, plan: StepPlan) -> _Flight | None:
         """Begin the step after that of ``plan``, which is under way, where nothing has to be known for it."""
-        ahead = plan_ahead(state, plan, self._cost.cost)
+        if self._unseen:  # somebody interactive, who is to wait for one step at most
+            return None
+        cost = self._cost.cost
+        ahead = plan_ahead(state, plan, self._budget(state, cost, under_way=1), cost)
         if ahead is None:
             return None
         try:
-            return _Flight(ahead, self._runner.submit(apply_plan(state, ahead)), time.monotonic())
+            step = self._runner.submit(apply_plan(state, ahead))
+            return _Flight(ahead, step, time.monotonic(), _interactive(state, ahead))
         except StepOutOfMemory:  # the step that is planned instead meets that as well
             return None
 
@@ -283,18 +309,20 @@ class Worker:
 
     def _give_up_blocks(self, state: SchedulerState, error: StepOutOfMemory) -> None:
         """Make the KV cache smaller, for a step that has found too little memory and is tried again after that."""
+        self._deliver_late(state)
         if self._short_of_memory or error.blocks >= state.pool.num_blocks:
             raise error
         self._short_of_memory = True
         before = state.pool.given_up
+        ran = set(chain(*state.running.values()))
         unfit = state.shrink(error.blocks)
-        error.give_up(state.pool.given_up - before)
         self._limits = state.limits
-        left = state.pool.num_blocks
+        error.give_up(state.pool.given_up - before)
         for seq in unfit:
-            room = f"{left} blocks of {state.pool.block_size} tokens"
-            self._fail(state, seq, PromptTooLong(f"memory ran out, and the {room} that are left do not hold it"))
-        self.telemetry.shrank(error.blocks, left, str(error))
+            self._fail(state, seq, _unfit(state))
+        for request_id in ran.intersection(chain(*state.waiting.values())):
+            self.telemetry.displaced(self._live[request_id])
+        self.telemetry.shrank(error.blocks, state.pool.num_blocks, str(error))
 
     def _deliver(self, state: SchedulerState, seq: ScheduledSequence, output: RowOutput, now: float) -> None:
         request_id = seq.request_id
@@ -302,12 +330,14 @@ class Worker:
         if generation is None:  # another completion of its prompt has failed just now
             return
         self._follow(state, request_id)
+        if request_id not in self._live:  # one that was to follow does not fit any more
+            return
         assert output.token_id is not None
         try:
             ended = generation.accept(output.token_id, now, output.score)
         except Exception as error:  # one request's text is no reason to end the others
             if not isinstance(error, EngineError):
-                error = EngineError(f"the output could not be turned into text: {_told(error)}")
+                error = EngineError(f"the output could not be turned into text: {told(error)}")
             self._fail(state, seq, error)
             return
         self.telemetry.drew(generation)
@@ -330,16 +360,15 @@ class Worker:
         self._follow(state, seq.request_id)
         state.remove(seq.request_id)
 
-    def _record(self, state: SchedulerState, plan: StepPlan, began: float, now: float) -> None:
-        interactive = sum(row.request_id in state.running[TrafficClass.INTERACTIVE] for row in plan.rows)
-        pool = state.pool
+    def _record(self, state: SchedulerState, flight: _Flight, now: float) -> None:
+        plan, pool = flight.plan, state.pool
         self.telemetry.stepped(
             StepRecord(
-                at=began,
-                seconds=now - began,
+                at=flight.began,
+                seconds=now - flight.began,
                 predicted=plan.seconds,
-                interactive=interactive,
-                bulk=len(plan.rows) - interactive,
+                interactive=flight.interactive,
+                bulk=len(plan.rows) - flight.interactive,
                 prefill_tokens=plan.load.prefill_tokens,
                 decode_rows=plan.load.decode_rows,
                 slots=self.config.max_num_seqs,
@@ -372,7 +401,10 @@ class Worker:
     def _enqueue(self, state: SchedulerState, seq: ScheduledSequence) -> None:
         with self._lock:
             self._inbox[seq.traffic] -= 1
-        state.add(seq)
+        if state.fit(seq):
+            state.add(seq)
+        else:  # since it was taken in, the KV cache has become smaller
+            self._fail(state, seq, _unfit(state))
 
     def _follow(self, state: SchedulerState, request_id: int) -> None:
         """The request has computed its prompt, or never will: the other completions of it wait for their turn."""
@@ -402,31 +434,24 @@ class Worker:
             generation.buffer.fail(error)
         if self._model is None:
             return
-        self._model.runner.close()
+        try:
+            self._model.runner.close()
+        except Exception:  # a device that has failed: the others are told nevertheless
+            _log.exception("the engine's memory could not be given back")
+        self._model = self._flight = None
+        self._late.clear()
         for generation, error in unfinished:
             self.telemetry.failed(generation, error)
-        self.telemetry.engine_ended(None if why is _closed else why())
+        self.telemetry.engine_ended(None if why is closed else why())
 
 
-class _Death:
-    """Makes an EngineDied for each waiter: one exception must not be raised in several tasks."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._told = _told(error)
-        self._cause = error
-
-    def __call__(self) -> EngineError:
-        died = EngineDied(f"the engine's step loop failed ({self._told}): start the engine again")
-        died.__cause__ = self._cause
-        return died
+def _interactive(state: SchedulerState, plan: StepPlan) -> int:
+    return sum(row.request_id in state.running[TrafficClass.INTERACTIVE] for row in plan.rows)
 
 
-def _closed() -> EngineError:
-    return EngineClosed("the engine is closed: start it before use")
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def _unfit(state: SchedulerState) -> PromptTooLong:
+    room = f"{state.pool.num_blocks} blocks of {state.pool.block_size} tokens"
+    return PromptTooLong(f"memory ran out, and the {room} that are left do not hold it")
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from orchestra.bench.load.endpoint_target import EndpointTarget
     from orchestra.bench.load.route_target import RouteTarget
     from orchestra.bench.load.workload import Load
-    from orchestra.bench.report.report import Report
 
 __all__ = ["bench"]
 
 _LOAD, _FILES = "The load", "What is left"
+_ARRIVALS, _PROMPT, _OUTPUT = "poisson", "lognormal:128:0.6:1024", "uniform:32:96"
 
 
 def bench(
@@ -84,26 +85,38 @@ def bench(
         ),
     ] = 60.0,
     arrivals: Annotated[
-        str,
-        typer.Option("--arrivals", help="poisson, constant, or gamma:3 (bursty).", rich_help_panel=_LOAD),
-    ] = "poisson",
+        str | None,
+        typer.Option(
+            "--arrivals",
+            help=f"poisson, constant, or gamma:3 (bursty). Default: {_ARRIVALS}",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     prompt: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--prompt",
             metavar="LENGTHS",
-            help="Tokens of a prompt: 128, uniform:64:256, or lognormal:128:0.8:1024 (median, sigma, most).",
+            help="Tokens of a prompt: 128, uniform:64:256, or lognormal:128:0.8:1024 (median, sigma, most). "
+            f"Default: {_PROMPT}",
             rich_help_panel=_LOAD,
         ),
-    ] = "lognormal:128:0.6:1024",
+    ] = None,
     output: Annotated[
-        str,
-        typer.Option("--output", metavar="LENGTHS", help="Tokens of an answer, at most.", rich_help_panel=_LOAD),
-    ] = "uniform:32:96",
+        str | None,
+        typer.Option(
+            "--output",
+            metavar="LENGTHS",
+            help=f"Tokens of an answer, at most. Default: {_OUTPUT}",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     bulk_share: Annotated[
-        float,
-        typer.Option("--bulk-share", min=0.0, max=1.0, help="Share of bulk calls.", rich_help_panel=_LOAD),
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            "--bulk-share", min=0.0, max=1.0, help="Share of bulk calls. Default: 0", rich_help_panel=_LOAD
+        ),
+    ] = None,
     bulk_prompt: Annotated[
         str | None,
         typer.Option("--bulk-prompt", metavar="LENGTHS", help="Default: as --prompt.", rich_help_panel=_LOAD),
@@ -183,8 +196,8 @@ def bench(
     A server at --url is asked as it is, without a retry. Mind what a paid one costs: rates are not bounded.
     Interrupted, it reports what was measured until then.
 
-    Exit code 0: measured; 1: no rate keeps the --slo, or the target does not answer; 2: bad usage, nothing was
-    sent; 130: interrupted.
+    Exit code 0: measured; 1: no rate keeps the --slo, the target does not answer, or a file was not written;
+    2: bad usage, nothing was sent; 130: interrupted.
     """
     import asyncio
 
@@ -193,9 +206,20 @@ def bench(
     from orchestra.bench.experiment import Experiment
     from orchestra.bench.load.clock import LoopClock
     from orchestra.bench.load.generator import Phases
+    from orchestra.bench.load.target import printable
     from orchestra.bench.report.table import short, table
     from orchestra.bench.results.slo import Slo
+    from orchestra.cli.bench_files import BenchFiles
 
+    _check_finite(
+        {
+            "--seconds": seconds,
+            "--warm-up": warm_up,
+            "--drain": drain,
+            "--bulk-share": bulk_share,
+            "--dollars-per-hour": dollars_per_hour,
+        }
+    )
     load: Load
     if trace is None:
         load = _mix((prompt, output), (bulk_prompt, bulk_output), bulk_share, arrivals, seed)
@@ -205,16 +229,27 @@ def bench(
     else:
         from orchestra.bench.load.trace import Trace
 
+        shape = {
+            "--arrivals": arrivals,
+            "--prompt": prompt,
+            "--output": output,
+            "--bulk-share": bulk_share,
+            "--bulk-prompt": bulk_prompt,
+            "--bulk-output": bulk_output,
+        }
+        if given := next((name for name, value in shape.items() if value is not None), None):
+            raise InputError(f"--trace tells when calls come, how long and of which class: leave {given} out")
         load = Trace.read(trace, seed)
         listed = _rates(rates) if rates is not None else [load.rate]
     promised = None if slo is None else Slo.parse(slo)
-    if promised is not None and trace is None and bulk_share == 1:
-        raise InputError("--slo is a promise to interactive calls, and with --bulk-share 1 there is none")
-    files = _Files(json_file, html_file, png_file)
+    if promised is not None and not load.has_interactive:
+        among = "with --bulk-share 1" if trace is None else f"in {trace}"
+        raise InputError(f"--slo is a promise to interactive calls, and {among} there is none")
+    files = BenchFiles(json_file, html_file, png_file)
     files.check()
     aim = _aim(url, model, config, api_key_env, _body(body), length_field)
     messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    messages.print(f"target: {aim.about}")
+    messages.print(f"target: {printable(aim.about)}")
 
     held: list[Experiment] = []
 
@@ -246,47 +281,10 @@ def bench(
     report = held[0].report(aim.settings)
     console = Console(highlight=False)
     console.print(table(report))
-    files.write(report, lambda line: console.print(line, soft_wrap=True, markup=False))
-    if code == 0 and promised is not None and report.advice.rate is None:
+    written = files.write(report, lambda line: console.print(printable(line), soft_wrap=True, markup=False))
+    if code == 0 and (not written or (promised is not None and report.advice.rate is None)):
         code = 1
     raise typer.Exit(code)
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    json: Path | None
-    html: Path | None
-    png: Path | None
-
-    def check(self) -> None:
-        """Raise InputError where one could not be written: better now than after the measuring."""
-        from importlib.util import find_spec
-
-        from orchestra.cli.settings import cannot_be_made
-
-        if self.png is not None and find_spec("matplotlib") is None:
-            raise InputError('--png needs matplotlib: pip install "orchestra-llm[plot]"')
-        for path in filter(None, (self.json, self.html, self.png)):
-            if path.is_dir():
-                raise InputError(f"{path} is a folder")
-            if (why := cannot_be_made(path)) is not None:
-                raise InputError(f"{path} cannot be made: {why}")
-
-    def write(self, report: Report, say: Callable[[str], None]) -> None:
-        from orchestra.bench.report.page import page
-
-        numbers = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
-        for path, name, text in ((self.json, "numbers", numbers), (self.html, "report", page(report))):
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
-                say(f"{name:8} {path}")
-        if self.png is not None and report.points:
-            from orchestra.bench.report.picture import save_picture
-
-            self.png.parent.mkdir(parents=True, exist_ok=True)
-            save_picture(report, self.png)
-            say(f"{'picture':8} {self.png}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +344,7 @@ def _engine_settings(weights: str, models: list[str]) -> tuple[Any, str]:
 
     try:
         resolve(weights)
-    except ModelFileError as error:
+    except (ModelFileError, RuntimeError) as error:  # RuntimeError: of ~nobody
         known = f"the settings have {', '.join(models)}" if models else "the settings have no models"
         raise InputError(f"--model {weights}: {known}, and as an engine's weights: {error}") from None
     name = re.sub(r"[^\w.-]+", "-", Path(weights).name) or "engine"
@@ -354,16 +352,31 @@ def _engine_settings(weights: str, models: list[str]) -> tuple[Any, str]:
 
 
 def _mix(
-    interactive: tuple[str, str], bulk: tuple[str | None, str | None], share: float, arrivals: str, seed: int
+    interactive: tuple[str | None, str | None],
+    bulk: tuple[str | None, str | None],
+    share: float | None,
+    arrivals: str | None,
+    seed: int,
 ) -> Load:
     from orchestra.bench.load.arrivals import Arrivals
     from orchestra.bench.load.lengths import Lengths
     from orchestra.bench.load.workload import Mix, Shape
 
-    prompt, output = map(Lengths.parse, interactive)
+    prompt, output = (
+        Lengths.parse(default if text is None else text)
+        for text, default in zip(interactive, (_PROMPT, _OUTPUT), strict=True)
+    )
     bulk_prompt, bulk_output = (None if text is None else Lengths.parse(text) for text in bulk)
     others = Shape(bulk_prompt or prompt, bulk_output or output)
-    return Mix(Shape(prompt, output), others, share, Arrivals.parse(arrivals), seed)
+    when = Arrivals.parse(_ARRIVALS if arrivals is None else arrivals)
+    return Mix(Shape(prompt, output), others, share or 0.0, when, seed)
+
+
+def _check_finite(numbers: dict[str, float | None]) -> None:
+    """Raise InputError for what no bound catches: nothing is below or above nan, and a load without end costs."""
+    for name, value in numbers.items():
+        if value is not None and not math.isfinite(value):
+            raise InputError(f"{name} must be a number that is finite, not {value:g}")
 
 
 def _rates(text: str) -> list[float]:
@@ -377,8 +390,10 @@ def _rates(text: str) -> list[float]:
 
 
 def _body(text: str | None) -> dict[str, Any]:
+    from orchestra.call import read_json
+
     try:
-        found = json.loads(text) if text is not None else {}
+        found = read_json(text.encode()) if text is not None else {}
     except ValueError as error:
         raise InputError(f"--body is no JSON: {error}") from None
     if not isinstance(found, dict) or {"model", "messages", "stream"} & found.keys():

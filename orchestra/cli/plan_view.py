@@ -39,7 +39,8 @@ def show(plan: Plan) -> None:
         for line in wrap(text, _WIDTH) or [""]:
             console.print(Text(line, style))
 
-    kv_dtype = plan.wanted.kv_dtype or ("float32" if plan.wanted.precision == "int8" else plan.wanted.precision)
+    engines = "float32" if plan.wanted.precision == "int8" else plan.wanted.precision
+    kv_dtype = plan.wanted.kv_dtype or engines
     say(f"{plan.name} on {plan.device.name}, {plan.wanted.precision}, KV cache in {kv_dtype}", "bold")
     console.print(_facts(plan))
     console.print(Text(f"Device: {plan.device.source}", "dim"))
@@ -67,6 +68,11 @@ def show(plan: Plan) -> None:
     if plan.wanted.precision != ("float32" if plan.on_cpu else "bfloat16"):
         settings.append(f'precision = "{plan.wanted.precision}"')
     say(f"To run it so, under [local.NAME] in orchestra.toml: {', '.join(settings)}", "dim")
+    if kv_dtype != engines:
+        say(
+            f"That keeps keys and values in {engines}: the engine has no setting for {kv_dtype} yet, so "
+            "what fits, and how fast it is, will differ from this plan."
+        )
 
 
 def _facts(plan: Plan) -> Table:

@@ -1,5 +1,7 @@
 """The settings as a whole, and their sections beside those of the providers."""
 
+import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,6 +24,8 @@ __all__ = [
 ]
 
 LOCAL = "local"
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 
 
 class ModelConfig(Section):
@@ -142,7 +146,8 @@ class MetricsConfig(Section):
     """Who is told what calls, limits and engines do, in numbers.
 
     ``prometheus``: where to serve a page for Prometheus, as ``"HOST:PORT"``, or a port of 127.0.0.1; port 0 is any
-    that is free. ``otel``: whether OpenTelemetry is told, spans as well, through the providers of the process.
+    that is free, which the log tells. ``otel``: whether OpenTelemetry is told, spans as well, through the
+    providers of the process.
     """
 
     prometheus: str | None = None
@@ -155,8 +160,8 @@ class MetricsConfig(Section):
             return None
         text = f"127.0.0.1:{value}" if type(value) is int else value
         if isinstance(text, str):
-            host, _, port = text.rpartition(":")
-            if host and port.isascii() and port.isdigit() and int(port) < 65536:
+            host, port = _host_and_port(text)
+            if _is_host(host) and re.fullmatch(r"[0-9]{1,5}", port) and int(port) < 65536:
                 return text
         raise ValueError(f'must be a port, as 9464, or "HOST:PORT", not {value!r}')
 
@@ -170,8 +175,8 @@ class MetricsConfig(Section):
         """Where the page is served, or None."""
         if self.prometheus is None:
             return None
-        host, _, port = self.prometheus.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        host, port = _host_and_port(self.prometheus)
+        return host, int(port)
 
 
 class Config(Section):
@@ -208,3 +213,18 @@ class Config(Section):
                         + nearest(head, self.providers)
                     )
         return self
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    """Return the parts of ``HOST:PORT``; the brackets around an IPv6 host are no part of it."""
+    host, _, port = address.rpartition(":")
+    return (host[1:-1] if host.startswith("[") and host.endswith("]") else host), port
+
+
+def _is_host(text: str) -> bool:
+    """Return whether ``text`` is an IP address, or could be the name of a host: no resolver takes the rest."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return True

@@ -100,7 +100,7 @@ class Journey:
                 try:
                     await self._sleep(at - now)
                 except asyncio.CancelledError:
-                    self._attempts.tell("interrupted", call, target.name, reason="cancelled")
+                    self._tell_cancelled(target)
                     raise
                 continue
             if not self._health.try_pass(target, now):
@@ -126,15 +126,17 @@ class Journey:
 
     async def _attempt(self, chosen: int) -> tuple[Target, Outcome | Failed]:
         target = self._targets[chosen]
+        hedger, numbers = self._hedger, self._numbers
+        if not self._failures and hedger is not None and target.account is not None and _may_be_hedged(self._call):
+            return await hedger.make(self._call, self._targets, chosen, self._bounds, numbers)
+        number = next(numbers)  # after a hedge there have been more attempts than failures
         if self._failures:
-            self._tell_next(target)
-        elif self._hedger is not None and target.account is not None and _may_be_hedged(self._call):
-            return await self._hedger.make(self._call, self._targets, chosen, self._bounds, self._numbers)
+            self._tell_next(target, number)
         return target, await self._attempts.make(
             self._call,
             target,
             self._bounds,
-            number=next(self._numbers),
+            number=number,
             default_tier=leaves_tier(self._full_tiers[target.name], self._call.traffic, self._bounds.time_left()),
         )
 
@@ -160,11 +162,23 @@ class Journey:
                 extra=self._extra("paused", target.name, reason=reason, status=failed.status, duration=seconds),
             )
 
-    def _tell_next(self, target: Target) -> None:
+    def _tell_cancelled(self, target: Target) -> None:
+        """Tell of a call that was given up while no attempt was under way."""
+        now = self._clock()
+        self._attempts.tell(
+            "interrupted",
+            self._call,
+            target.name,
+            reason="cancelled",
+            waited=now - self._failed_at if self._failures else None,
+            duration=now - self._started,
+        )
+
+    def _tell_next(self, target: Target, number: int) -> None:
         route, failed = self._failures[-1]
         kind: EventKind = "retried" if route == target.name else "fell_back"
         told: dict[str, Any] = {
-            "attempt": len(self._failures) + 1,
+            "attempt": number,
             "from_route": route,
             "reason": failed.fault.reason,
             "status": failed.status,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestra.observe.events import Event
+from orchestra.observe.measuring import LOCAL
 
 __all__ = ["CallLog", "WholeCall"]
 
@@ -29,32 +29,27 @@ class WholeCall:
 class CallLog:
     """Gathers events, and gives a call's events back once it is over. Not thread-safe.
 
-    ``origin`` is asked with the first event of each call where that comes from: in a trace, of its parent. What is
-    held is bounded: of too many calls the oldest is forgotten, of too many events of one call the middle.
+    What is held is bounded: of too many calls the oldest is forgotten, of too many events of one call the middle.
     """
 
-    def __init__(
-        self,
-        *,
-        most_calls: int = MOST_CALLS,
-        most_events: int = MOST_EVENTS,
-        origin: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, *, most_calls: int = MOST_CALLS, most_events: int = MOST_EVENTS) -> None:
         self._open: OrderedDict[str, WholeCall] = OrderedDict()
-        self._origin = origin
         self._most_calls = most_calls
         self._most_events = most_events
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, event: Event) -> WholeCall | None:
-        """Take the next event. Returns its call where this one ends it."""
+    def add(self, event: Event, origin: object = None) -> WholeCall | None:
+        """Take the next event. Returns its call where this one ends it.
+
+        ``origin`` is where the event comes from, in a trace its parent: a call's is that of its first event.
+        """
         call = self._open.get(event.call)
         if call is None:
             if not _begins_call(event):
                 return None
-            call = self._open[event.call] = WholeCall(self._origin())
+            call = self._open[event.call] = WholeCall(origin)
             if len(self._open) > self._most_calls:
                 self._open.popitem(last=False)
         if len(call.events) >= self._most_events:
@@ -68,9 +63,15 @@ class CallLog:
 
 
 def _begins_call(event: Event) -> bool:
-    """Return whether a call may begin with it. Others are the late words of an attempt that was outrun."""
+    """Return whether a call may begin with it. Others are late words.
+
+    They are of an attempt that was outrun, or of an engine: it takes in what was sent to it, and may say so when
+    the call was given up meanwhile.
+    """
     match event.kind:
-        case "queued" | "sent":
+        case "queued":
+            return event.attempt == 1 and not event.route.startswith(f"{LOCAL}/")
+        case "sent":
             return event.attempt == 1
         case "interrupted":
             return event.attempt is None

@@ -64,16 +64,16 @@ class Event:
       (``broken``, ``dropped``, ``cancelled``, ``outrun`` by the other attempt).
     - ``from_route`` (``retried``, ``fell_back``, ``hedged``): the route of the attempt before.
     - ``status``: the HTTP status of the answer; in ``retried``, ``fell_back`` and ``failed`` of the one before.
-    - ``waited`` (``admitted``, ``refused``): in the budget's queue, or the engine's; (``retried``, ``fell_back``):
-      between the attempt that failed and this one.
+    - ``waited`` (``admitted``, ``refused``): in the budget's queue, or the engine's; (``retried``, ``fell_back``,
+      and ``interrupted`` between two attempts): since the attempt that failed.
     - ``estimated_input_tokens``, ``estimated_usd`` (``queued``, ``admitted``, ``settled``, ``interrupted``): what
       was set aside.
     - ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``certainty`` (``settled``): what was used,
       and whether that is known.
     - ``ttft`` (``first_byte``, ``settled``): from ``sent`` to the first content of a streamed answer.
     - ``duration``: from ``sent`` to the end of the attempt (``settled``, ``interrupted``); from the call's
-      beginning (``failed``, and whatever ends a wait for a batch); for how long (``paused``); after how long the
-      first was late (``hedged``).
+      beginning (``failed``, and whatever ends a wait for a batch or a route); for how long (``paused``); after how
+      long the first was late (``hedged``).
     """
 
     kind: EventKind

@@ -39,9 +39,12 @@ SERVER: Final = (OPERATION, PROVIDER, MODEL, TRAFFIC)
 _CLIENT_SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TTFT_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TPOT_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_QUEUE_SECONDS = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
-"""A person waits for milliseconds, bulk for an hour."""
+_HOURS = (3600.0, 14400.0, 43200.0, 86400.0)
+_QUEUE_SECONDS = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, *_HOURS)
+"""A person waits for milliseconds, bulk for a day."""
+_BULK_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0, *_HOURS)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
+_WHOLE = "Of answers that came whole: not of what broke off or was outrun, nor of lines of jobs in batches."
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ INSTRUMENTS: Final = (
         "gen_ai.client.token.usage",
         "histogram",
         "{token}",
-        "Number of input and output tokens used.",
+        f"Number of input and output tokens used. {_WHOLE}",
         (*CALL, TOKEN_TYPE),
         _TOKENS,
     ),
@@ -110,6 +113,14 @@ INSTRUMENTS: Final = (
         _TPOT_SECONDS,
     ),
     Instrument(
+        "orchestra.bulk.duration",
+        "histogram",
+        "s",
+        "Operation duration of bulk calls, in buckets up to a day: some wait for limits, or ride in a batch.",
+        (*CALL, ERROR),
+        _BULK_SECONDS,
+    ),
+    Instrument(
         "orchestra.queue.duration",
         "histogram",
         "s",
@@ -128,6 +139,13 @@ INSTRUMENTS: Final = (
         "orchestra.refusals", "counter", "{attempt}", "Attempts that the budget did not let go.", (*CALL, ERROR)
     ),
     Instrument(
+        "orchestra.pool.granted",
+        "counter",
+        "{attempt}",
+        "Attempts that an account's limits let go. Batches are not among them.",
+        CALL,
+    ),
+    Instrument(
         "orchestra.pauses",
         "counter",
         "{pause}",
@@ -137,16 +155,19 @@ INSTRUMENTS: Final = (
     Instrument(
         "orchestra.unmetered", "counter", "{call}", "Calls to hosts that are not configured.", (OPERATION, TRAFFIC)
     ),
-    Instrument("orchestra.cost.usd", "counter", "{USD}", "What answers cost, where a price is known.", CALL),
+    Instrument(
+        "orchestra.cost.usd",
+        "counter",
+        "{USD}",
+        f"What answers cost, where a price is known. {_WHOLE}",
+        CALL,
+    ),
     Instrument("orchestra.tokens.cached", "counter", "{token}", "Input tokens that a prompt cache had.", CALL),
     # looked at
     Instrument(
         "orchestra.pool.waiting", "gauge", "{call}", "Calls that wait for an account's limits.", (*POOL, TRAFFIC)
     ),
     Instrument("orchestra.pool.in_use", "gauge", "{call}", "Calls that are under way.", (*POOL, TRAFFIC)),
-    Instrument(
-        "orchestra.pool.granted", "total", "{call}", "Calls that an account's limits let go.", (*POOL, TRAFFIC)
-    ),
     Instrument("orchestra.pool.paused", "gauge", "{pool}", "Pools that are paused.", POOL),
     Instrument("orchestra.limit.size", "gauge", "{unit}", "What a limit allows in its window.", (*POOL, LIMIT)),
     Instrument("orchestra.limit.used", "gauge", "{unit}", "How much of a limit is used.", (*POOL, LIMIT)),

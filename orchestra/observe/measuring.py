@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestra.observe import instruments as names
 from orchestra.observe.events import Event
+from orchestra.policies.traffic import TrafficClass
 
 if TYPE_CHECKING:
     from orchestra.localengine.events import EngineEvent
 
-__all__ = ["PROVIDER_NAMES", "Measurement", "Measuring", "error_type", "outlet_of", "seen_in"]
+__all__ = ["PROVIDER_NAMES", "Measurement", "Measuring", "error_type", "outlet_of", "provider_of", "seen_in"]
 
 PROVIDER_NAMES: Mapping[str, str] = {
     "azure": "azure.ai.openai",
@@ -62,7 +63,7 @@ class Measuring:
     """
 
     def __init__(self, kinds: Mapping[str, str], *, most_values: int = MOST_VALUES) -> None:
-        self._providers = {name: PROVIDER_NAMES.get(kind, kind) for name, kind in kinds.items()}
+        self._kinds = kinds
         self._known: dict[str, set[str]] = {}
         self._most_values = most_values
 
@@ -75,6 +76,8 @@ class Measuring:
                     yield Measurement("orchestra.queue.duration", event.waited, labels)
                 if event.kind == "refused":
                     yield Measurement("orchestra.refusals", 1, (*labels, self._error(event)))
+                elif not event.route.startswith(f"{LOCAL}/"):
+                    yield Measurement("orchestra.pool.granted", 1, labels)
             case "retried" | "fell_back" | "hedged":
                 yield Measurement("orchestra.retries", 1, (*labels, event.kind, self._error(event)))
             case "paused":
@@ -108,6 +111,8 @@ class Measuring:
         failed = last.kind != "settled" or (last.status or 0) >= 400
         error = self._error(last) if failed else ""
         yield Measurement("gen_ai.client.operation.duration", seconds, (*labels, error))
+        if last.traffic is TrafficClass.BULK:
+            yield Measurement("orchestra.bulk.duration", seconds, (*labels, error))
         if last.kind != "settled":
             return
         for kind, tokens in (("input", last.input_tokens), ("output", last.output_tokens)):
@@ -121,13 +126,12 @@ class Measuring:
     def _labels(self, event: Event, outlet: str | None = None) -> Labels:
         """Return the labels in `instruments.CALL`."""
         account, _, model = event.route.partition("/")
-        local = account == LOCAL
         return (
             event.operation or OTHER,
-            OURS if local else self._providers.get(account, OTHER),
+            provider_of(account, self._kinds),
             self._bounded(names.MODEL, model),
             account,
-            outlet or (LOCAL if local else "online"),
+            outlet or (LOCAL if account == LOCAL else "online"),
             str(event.traffic),
         )
 
@@ -143,6 +147,17 @@ class Measuring:
                 return OTHER
             known.add(value)
         return value
+
+
+def provider_of(account: str, kinds: Mapping[str, str]) -> str:
+    """Return what OpenTelemetry calls who answers for an account (``gen_ai.provider.name``).
+
+    ``kinds`` are the kinds of providers by their names.
+    """
+    if account == LOCAL:
+        return OURS
+    kind = kinds.get(account, OTHER)
+    return PROVIDER_NAMES.get(kind, kind)
 
 
 def error_type(event: Event) -> str:
@@ -190,7 +205,7 @@ def seen_in(snapshot: Mapping[str, Any]) -> list[Measurement]:
 def _pool(pool: Mapping[str, Any], models: str, seen: _Seen) -> None:
     labels = (str(pool["provider"]), models, str(pool.get("kind", "online")))
     for traffic in _CLASSES:
-        for field in ("waiting", "in_use", "granted"):
+        for field in ("waiting", "in_use"):
             seen[f"orchestra.pool.{field}", (*labels, traffic)] += pool[field].get(traffic, 0)
     seen["orchestra.pool.paused", labels] += pool.get("paused") is not None
     for dimension, told in pool.get("dimensions", {}).items():

@@ -12,15 +12,19 @@ Names are those that OpenTelemetry's collector would give the same metrics, so o
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, MetricsHandler
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,23 +41,30 @@ HOST, PORT = "127.0.0.1", 9464
 
 _UNITS = {"s": "_seconds", "1": "_ratio"}
 _POLL_SECONDS = 0.05  # how soon the server's thread sees that it is to end
+_SILENT_SECONDS = 10.0
+_MOST_REQUESTS = 16
+"""A scrape takes milliseconds. Who connects and says nothing, or reads nothing, holds a thread for so long."""
+
+_log = logging.getLogger(__name__)
 
 
 def serve(client: Client, host: str = HOST, port: int = PORT) -> Callable[[], None]:
     """Serve the page of ``client`` (an `Orchestra`) at ``http://HOST:PORT/metrics`` from a thread of its own.
 
-    Returns the function that ends it. Raises OSError where there can be no server, mostly since the port is taken.
+    Port 0 is any that is free: which, a message at level INFO tells. Returns the function that ends it. Raises
+    OSError where there can be no server, mostly since the port is taken.
     """
-    page = Page(client)
-    try:
-        server = _Server((host, port), MetricsHandler.factory(page.registry))
-    except BaseException:
-        page.close()
-        raise
-    name = f"orchestra metrics {port}"
-    thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), name=name, daemon=True)
-    thread.start()
-
+    with ExitStack() as opened:
+        page = Page(client)
+        opened.callback(page.close)
+        server = _Server((host, port), page.registry)
+        opened.callback(server.server_close)
+        name = f"orchestra metrics {server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), name=name, daemon=True)
+        thread.start()
+        opened.pop_all()
+    at = f"[{host}]" if ":" in host else host
+    _log.info("the page for Prometheus is at http://%s:%d/metrics", at, server.server_port)
     pid = os.getpid()
 
     def stop() -> None:
@@ -123,21 +134,50 @@ class Page(Collector):
         return lambda value, labels: made.labels(*labels).inc(value)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Handler(MetricsHandler):
+    timeout = _SILENT_SECONDS
 
-    def __init__(self, address: tuple[str, int], handler: type) -> None:
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each request, and no more than some."""
+
+    daemon_threads = True
+    allow_reuse_port = False  # which some Pythons turn on: a port that is taken is to be told
+
+    def __init__(self, address: tuple[str, int], registry: CollectorRegistry) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        super().__init__(address, handler)
+        self._free = threading.BoundedSemaphore(_MOST_REQUESTS)
+        super().__init__(address, _Handler.factory(registry))
 
     def server_bind(self) -> None:
         """Bind, without asking the network for the machine's name, as HTTP servers do: nobody needs it."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, or not at all where too many are at it."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for the next."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: whoever asked has gone."""
+        """Say nothing where whoever asked has gone; log all else."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            _log.error("no answer to who asked for the page for Prometheus", exc_info=error)
 
 
 def metric_name(one: Instrument) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestra.observe.events import Event
-from orchestra.observe.measuring import LOCAL, OTHER, OURS, PROVIDER_NAMES, error_type, outlet_of
+from orchestra.observe.measuring import LOCAL, OTHER, error_type, outlet_of, provider_of
 
 __all__ = ["Span", "SpanEvent", "span_of"]
 
@@ -26,6 +26,8 @@ _POINTS = {
     "paused": "orchestra.paused",
 }
 """What is a point in the call's time, and how it is called there."""
+_AFTER_ALL = ("retried", "fell_back", "failed")
+"""What is told when no attempt is under way: why the one before had failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,9 @@ def span_of(events: Sequence[Event], kinds: Mapping[str, str]) -> Span:
     failed = last.kind != "settled" or (last.status or 0) >= 400
     operation = last.operation or OTHER
     asked = model or last.model or ""
-    kind = kinds.get(account, OTHER)
-    provider = OURS if account == LOCAL else PROVIDER_NAMES.get(kind, kind)
     attributes: dict[str, Value | None] = {
         "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": provider,
+        "gen_ai.provider.name": provider_of(account, kinds),
         "gen_ai.request.model": asked,
         "gen_ai.request.stream": True if any(event.ttft is not None for event in events) else None,
         "gen_ai.usage.input_tokens": last.input_tokens,
@@ -131,18 +131,16 @@ def _point(event: Event) -> SpanEvent:
 def _children(events: Sequence[Event]) -> list[Span]:
     attempts: dict[int, _Attempt] = {}
     spans: list[Span] = []
-    latest = 0
     for event in events:
         number = event.attempt
-        if event.kind in ("retried", "fell_back") and latest in attempts:
-            # it tells of the attempt before, which ended as long ago as this one waited
-            before = attempts[latest]
-            before.ended, before.error = event.at - (event.waited or 0.0), error_type(event)
-        if event.kind == "failed" and latest in attempts and attempts[latest].ended is None:
-            attempts[latest].ended, attempts[latest].error = event.at, error_type(event)
-        if number is None or event.kind in ("retried", "fell_back", "failed", "paused"):
+        if event.kind in _AFTER_ALL or (event.kind == "interrupted" and number is None):
+            # Every attempt before is over, for as long as this one waited; of one that failed nothing else tells.
+            for attempt in attempts.values():
+                if attempt.ended is None:
+                    attempt.ended = event.at - (event.waited or 0.0)
+                    attempt.error = error_type(event) if event.kind in _AFTER_ALL else OTHER
+        if number is None or event.kind in (*_AFTER_ALL, "paused"):
             continue
-        latest = max(latest, number)
         attempt = attempts.setdefault(number, _Attempt(event.route))
         match event.kind:
             case "queued":

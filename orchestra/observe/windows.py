@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestra.config import Config
@@ -18,6 +19,8 @@ __all__ = ["check_installed", "open_windows"]
 _LIBRARIES = {"prometheus": "prometheus_client", "otel": "opentelemetry"}
 _log = logging.getLogger(__name__)
 
+Close = Callable[[], None]
+
 
 def check_installed(config: Config) -> None:
     """Raise ConfigError where the settings ask for an exporter whose library is not installed."""
@@ -26,27 +29,44 @@ def check_installed(config: Config) -> None:
             raise ConfigError(f"metrics.{extra} needs a library: pip install 'orchestra-llm[{extra}]'")
 
 
-def open_windows(client: Client, source: str | None) -> list[Callable[[], None]]:
+def open_windows(client: Client, source: str | None) -> list[Close]:
     """Open what the client's settings ask for, which are from the file ``source``. Returns what closes each.
 
-    Nothing is raised into the application: where a port is taken, which another process of the same settings may
-    hold, a warning says so.
+    Nothing is raised into the application: one that cannot be opened, as where another process of the same
+    settings holds the port, is told in a warning, and the others are opened all the same.
     """
     config = client.config
-    windows: list[Callable[[], None]] = []
+    asked: list[tuple[str, Callable[[], Close]]] = []
     if config.observe.status:
-        from orchestra.observe.beacon import Beacon
-
-        windows.append(Beacon(client, config=source).close)
+        asked.append(("`orchestra status` will not see this", partial(_beacon, client, source)))
     if config.metrics.otel:
-        from orchestra.observe.otel import instrument
-
-        windows.append(instrument(client))
+        asked.append(("OpenTelemetry is told nothing", partial(_otel, client)))
     if (address := config.metrics.address) is not None:
-        from orchestra.observe.prometheus import serve
-
+        asked.append((f"no page for Prometheus at {config.metrics.prometheus}", partial(_page, client, address)))
+    windows: list[Close] = []
+    for without, open_one in asked:
         try:
-            windows.append(serve(client, *address))
+            windows.append(open_one())
         except OSError as error:
-            _log.warning("no page for Prometheus at %s: %s", config.metrics.prometheus, error.strerror or error)
+            _log.warning("%s: %s", without, error.strerror or error)
+        except Exception as error:  # of any library, of any version
+            _log.warning("%s: %s: %s", without, type(error).__name__, error, exc_info=error)
     return windows
+
+
+def _beacon(client: Client, source: str | None) -> Close:
+    from orchestra.observe.beacon import Beacon
+
+    return Beacon(client, config=source).close
+
+
+def _otel(client: Client) -> Close:
+    from orchestra.observe.otel import instrument
+
+    return instrument(client)
+
+
+def _page(client: Client, address: tuple[str, int]) -> Close:
+    from orchestra.observe.prometheus import serve
+
+    return serve(client, *address)

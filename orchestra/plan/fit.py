@@ -24,14 +24,20 @@ def cpu_capacity(
     spec: ModelSpec, device: Device, precision: Precision, *, block_size: int, kv_bytes: int | None = None
 ) -> Capacity:
     """What the engine holds on a CPU with ``device.memory`` bytes free. Raises InputError where nothing fits."""
-    from orchestra.localengine.models.capacity import plan_capacity, weight_bytes
+    from orchestra.localengine.models.capacity import human, plan_capacity, weight_bytes
 
+    weights = weight_bytes(spec, precision)
+    if (needed := weights + (kv_bytes or 0)) > device.memory:
+        cache = "" if kv_bytes is None else f", with a KV cache of {human(kv_bytes)} {human(needed)}"
+        raise InputError(
+            f"it does not fit: its weights take {human(weights)}{cache}, and {human(device.memory)} are free"
+        )
     try:
         return plan_capacity(
             spec,
             block_size=block_size,
             kv_bytes=kv_bytes,
-            free_bytes=device.memory - weight_bytes(spec, precision),
+            free_bytes=device.memory - weights,
             precision=precision,
         )
     except ValueError as error:

@@ -67,15 +67,20 @@ def read_model(model: str) -> tuple[str, ModelSpec]:
     name = model.strip().lower()
     if name in SHAPES:
         return name, spec_of_config(SHAPES[name])
-    path = Path(model).expanduser()
-    if path.is_dir():
-        path /= "config.json"
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            path /= "config.json"
+        is_file = path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that is closed, ~nobody
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{model[:80]!r} cannot be read: {why}") from None
     if path.suffix == ".json":
         try:
             return path.resolve().parent.name, spec_of_config(_config(path))
         except ValueError as error:
             raise InputError(f"{path} cannot be planned for: {error}") from None
-    if path.is_file():
+    if is_file:
         return path.resolve().name.removesuffix(".gguf"), read_spec(path)
     close = difflib.get_close_matches(name, SHAPES, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}? " if close else ""

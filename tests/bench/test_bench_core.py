@@ -100,12 +100,20 @@ def test_a_trace_is_stretched_as_a_whole(tmp_path):
     assert [call.traffic for call in calls] == ["interactive", "interactive", "bulk"]
 
 
+def test_a_trace_may_come_in_any_order_and_hold_any_text(tmp_path):
+    lines = [{"at": at, "prompt_tokens": 9, "output_tokens": 5, "text": "a\u2028b"} for at in (3.0, 1.0, 3.0)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
+    assert [line.at for line in Trace.read(path).lines] == [1.0, 3.0, 3.0]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('{"at": 1, "prompt_tokens": 9, "output_tokens": 5}\n{', "2: no JSON"),
         ('{"at": 1, "prompt_tokens": 0, "output_tokens": 5}', "1: prompt_tokens"),
         ("", "at least two calls"),
+        ("[" * 100_000, "1: no JSON: it is nested too deeply"),
     ],
 )
 def test_a_bad_trace_names_its_line(tmp_path, text, said):
@@ -193,6 +201,9 @@ def test_dollars_are_of_the_machine_or_of_the_calls():
     assert figures_of(calls, 1.0, BUSY).usd_per_million_tokens == pytest.approx(0.001 / 12 * 1e6)
     found = figures_of(calls, 1.0, BUSY, dollars_per_hour=3.6)
     assert found.usd_per_million_tokens == pytest.approx(0.01 / 120 * 1e6)
+    before = measured(9.0, 2.0, ttft=0.5)  # its second token is paid for in the window
+    found = figures_of([before, *calls], 1.0, BUSY, dollars_per_hour=3.6)
+    assert found.usd_per_million_tokens == pytest.approx(0.01 / 121 * 1e6)
     assert figures_of([measured(11.0)], 1.0, BUSY).usd_per_million_tokens is None
 
 
@@ -214,9 +225,40 @@ def test_the_slo_is_kept_call_by_call(call, met):
 
 def test_a_queue_that_grows_is_saturation_and_one_that_stands_is_not():
     assert not point(4.0, 3.0).saturated
-    assert point(4.0, 3.0, growing=True).saturated
+    assert point(4.0, 3.0, growing=1.0).saturated
     refused = [measured(10 + at / 10, ended=Ended.REFUSED if at % 5 == 0 else Ended.ANSWERED) for at in range(100)]
     assert figures_of(refused, 10.0, BUSY).saturated
+
+
+def test_a_target_that_fills_up_is_not_taken_for_one_that_falls_behind():
+    window, instants = Window(5.0, 35.0), [number / 4 for number in range(140)]
+    filling = figures_of([measured(at, 20.0) for at in instants], 4.0, window)
+    assert (filling.saturated, filling.filling, filling.unjudged) == (False, True, False)
+    cut_off = [measured(at, 35 - at, ended=Ended.UNFINISHED, chunks=()) for at in instants if at > 15]
+    cut_off += [measured(at, 20.0) for at in instants if at <= 15]
+    assert not figures_of(cut_off, 4.0, window).saturated  # nothing was awaited: nobody knows of those
+    assert figures_of([measured(at, 40.0) for at in instants], 4.0, window).unjudged
+    one_server = [measured(at, 1 + 3 * at) for at in instants]  # a call a second of the four that come
+    assert figures_of(one_server, 4.0, window).saturated
+    given_up = [
+        measured(at, min(1 + 3 * at, 35 - at), ended=Ended.ANSWERED if 1 + 4 * at < 35 else Ended.UNFINISHED)
+        for at in instants
+    ]
+    assert figures_of(given_up, 4.0, window).saturated
+    steady = figures_of([measured(at, 3.0) for at in instants], 4.0, window)
+    assert (steady.saturated, steady.filling, steady.unjudged) == (False, False, False)
+
+
+def test_time_per_token_is_known_where_tokens_came_one_after_another():
+    pieces = measured(0.0, 4.0, chunks=(1.0, 2.0, 4.0), output_tokens=9)
+    assert pieces.tpot == pytest.approx(0.5)  # six tokens came after the first piece
+    assert replace(pieces, output_tokens=109, hidden_tokens=100).tpot == pytest.approx(0.5)
+    buffered = replace(pieces, chunks=(4.0,))
+    assert (buffered.tpot, buffered.came_at_once) == (None, True)
+    assert not Slo.parse("tpot=400ms").met_by(buffered)
+    assert Slo.parse("tpot=450ms").met_by(buffered)
+    assert Slo.parse("tpot=1ms").met_by(replace(buffered, output_tokens=1))
+    assert figures_of([measured(11.0, chunks=(12.0,))], 1.0, BUSY).classes[TrafficClass.INTERACTIVE].at_once == 1
 
 
 # where to run
@@ -242,6 +284,29 @@ def test_with_an_slo_the_highest_rate_below_every_broken_one_is_recommended():
     none = advise(points[2:3], SLO)
     assert none.rate is None
     assert "No rate that was tried keeps" in none.reason
+
+
+def test_what_nobody_can_judge_is_no_advice():
+    good, bad = point(2.0, 0.8, slo=SLO), point(4.0, 3.0, slo=SLO)
+    cut = advise([good, replace(bad, whole=False, saturated=True)], SLO)
+    assert (cut.rate, cut.saturation) == (2.0, None)
+    assert "no higher rate" in cut.reason
+    late = advise([good, replace(bad, lag_p99=0.2, saturated=True)], SLO)
+    assert (late.rate, late.saturation) == (2.0, None)
+    assert "At 4/s the generator itself was late" in late.reason
+    assert advise([replace(good, lag_p99=0.2)], SLO).rate == 2.0  # it kept it all the same
+    bulk = figures_of([measured(11.0, 9.0, traffic=TrafficClass.BULK)], 1.0, BUSY, slo=SLO)
+    assert not bulk.keeps(SLO)
+    assert advise([bulk], SLO).rate is None
+    assert advise([bulk, good], SLO).rate == 2.0
+
+
+def test_what_was_missed_is_told_at_the_share_that_was_promised():
+    slo = Slo.parse("ttft=500ms, share=99%")
+    calls = [measured(10 + at / 50, 2.0, ttft=2.0 if at % 25 == 0 else 0.1) for at in range(500)]  # 4% are late
+    assert "(TTFT p99 2.0s)" in advise([figures_of(calls, 50.0, BUSY, slo=slo)], slo).reason
+    with pytest.raises(InputError, match="share is above 0 and up to 100%"):
+        Slo.parse("ttft=1s,share=95")
 
 
 def test_advice_on_few_calls_says_so():

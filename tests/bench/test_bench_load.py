@@ -12,6 +12,7 @@ from virtual_time import virtual
 from orchestra.bench.experiment import Experiment
 from orchestra.bench.load.clock import LoopClock
 from orchestra.bench.load.generator import LoadRun, Phases
+from orchestra.bench.load.prompts import messages_of
 from orchestra.bench.load.workload import Request
 from orchestra.bench.results.figures import figures_of
 from orchestra.bench.results.measurement import Ended
@@ -197,6 +198,8 @@ async def test_a_report_is_there_at_any_time():
     assert report.points[1].window.seconds < 40
     assert report.settings["further"] == "told"
     assert "Interrupted" in report.notes[0]
+    assert "2/s, does not count" in report.notes[0]
+    assert report.advice.rate == 1.0
     assert "tells no usage" in report.notes[1]
 
 
@@ -207,7 +210,35 @@ async def test_a_load_that_is_over_before_its_window_ends_a_sweep():
     experiment = Experiment(QueueTarget(servers=9), few, PHASES, say=said.append)
     await experiment.run([1.0], sweep=True)
     assert experiment.report().points == []
-    assert "no call came in the window" in said[-1]
+    assert "no call came in the window; the load is over before it: warm up less" in said[-1]
+
+
+@virtual
+async def test_no_two_calls_are_asked_in_the_same_words():
+    target = QueueTarget(servers=9)
+    for nonce in (None, None, "same", "same"):
+        await Experiment(target, mix(), Phases(0.0, 10.0, 9.0), nonce=nonce).run([1.0, 2.0], sweep=False)
+    words = [messages_of(request)[0]["content"] for request in target.asked]
+    assert len(words) == 4 * (1 + 9 + 19)
+    assert len(set(words)) == 3 * (1 + 9 + 19)  # the same again only where it is asked for
+
+
+@virtual
+async def test_a_generator_that_is_late_ends_a_sweep_and_blames_nobody():
+    class Heavy(QueueTarget):
+        async def ask(self, request, came):
+            asyncio.get_running_loop()._now += 0.2  # of this machine's CPU
+            return await QueueTarget.ask(self, request, came)
+
+    said = []
+    phases, slo = Phases(2.0, 20.0, 60.0), Slo.parse("ttft=500ms")
+    experiment = Experiment(Heavy(servers=99), mix(), phases, slo=slo, say=said.append)
+    await experiment.run([2.0], sweep=True)
+    report = experiment.report()
+    assert [point.rate for point in report.points] == [2.0, 4.0, 8.0]
+    assert report.points[-1].late
+    assert (report.advice.rate, report.advice.saturation) == (4.0, None)
+    assert "this machine cannot send more calls in time" in said[-1]
 
 
 def test_a_mix_makes_no_more_calls_than_are_asked_for():

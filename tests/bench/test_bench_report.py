@@ -30,7 +30,7 @@ VOID = {"meta", "circle", "line", "polyline", "polygon", "rect", "path"}
 
 
 def report(**more: object) -> Report:
-    quick, slow = point(2.0, 0.8, slo=SLO), point(100.0, 123.4, slo=SLO, growing=True)
+    quick, slow = point(2.0, 0.8, slo=SLO), point(100.0, 3.4, slo=SLO, growing=8.0)
     calls = [measured(10 + at / 8, 1.0) for at in range(60)]
     calls += [measured(11 + at, 2.0, traffic=TrafficClass.BULK) for at in range(6)]
     calls += [measured(12.0, 0.1, ended=Ended.FAILED, chunks=(), reason="<b>no</b> & never")]
@@ -87,7 +87,16 @@ def test_the_table_fits_80_columns_and_says_why():
     said = out.getvalue()
     assert "…" not in said
     assert max(map(len, said.splitlines())) <= 80
-    for part in ("Run at up to 8 calls/s", "tells no usage", "* did not keep up", "$/1M", "inter.", "bulk"):
+    told = (
+        "Run at up to 8 calls",
+        "tells no usage",
+        "* did not keep up",
+        "$/1M",
+        "inter.",
+        "bulk",
+        "8/s: 1 x <b>",
+    )
+    for part in told:
         assert part in said
     first = next(line for line in said.splitlines() if line.strip().startswith("8 "))
     assert first.split()[5:8] == ["67", "0", "1"]
@@ -135,11 +144,22 @@ def test_labels_never_lie_on_each_other():
         assert all(one[1] < o[0] or o[1] < one[0] or one[3] < o[2] or o[3] < one[2] for o in others)
 
 
+def test_the_notes_say_what_flatters_or_slanders():
+    calls = [measured(at / 2, 4.0, chunks=(at / 2 + 4,), cached_tokens=9) for at in range(40)]
+    said = " ".join(report(points=[figures_of(calls, 2.0, BUSY)]).notes)
+    assert "Up to 90% of the prompts' tokens" in said
+    assert "At 2/s many answers came in one piece" in said
+    assert "only filling up" not in said
+    slow = [measured(at / 2, 18.0) for at in range(40)]
+    said = " ".join(report(points=[figures_of(slow, 2.0, BUSY)]).notes)
+    assert "whether it keeps up is not known at 2/s. Raise --warm-up to 18 or more" in said
+
+
 def test_the_picture_is_one_with_something_on_it(tmp_path):
     from matplotlib import image
 
-    save_picture(report(), tmp_path / "a.png")
-    pixels = image.imread(tmp_path / "a.png")
+    save_picture(report(target="m$_$ at ${$"), tmp_path / "a.foo")
+    pixels = image.imread(tmp_path / "a.foo", format="png")
     assert pixels.shape[1] > 1000
     for third in (0, 1, 2):
         height = pixels.shape[0] // 3

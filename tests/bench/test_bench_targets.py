@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from orchestra.bench.load.clock import LoopClock
@@ -9,9 +11,11 @@ from orchestra.bench.load.endpoint_target import EndpointTarget
 from orchestra.bench.load.generator import LoadRun, Phases
 from orchestra.bench.load.prompts import messages_of
 from orchestra.bench.load.route_target import RouteTarget
-from orchestra.bench.load.target import ended_by
+from orchestra.bench.load.target import Answer, ended_by, read_answer
 from orchestra.bench.load.workload import Request
 from orchestra.bench.results.measurement import Ended
+from orchestra.call import Outcome
+from orchestra.chat_stream import ChatStream
 from orchestra.config import parse_config
 from orchestra.errors import AllRoutesFailed, ConnectionFailed, InputError, ProviderError, StreamInterrupted
 from orchestra.policies.traffic import TrafficClass
@@ -94,6 +98,7 @@ async def test_a_route_is_asked_in_its_class_and_priced_by_the_settings(monkeypa
             with pytest.raises(StreamInterrupted):
                 await target.ask(INTERACTIVE, count)
             assert target.tell(ValueError(f"x {KEY}")) == "x ***"
+            assert target.tell(ValueError("x \x1b[2J \ud800")) == "x ?[2J ?"
         asked = [hit.json for hit in provider.log]
     assert target.name == "fast (own/m)"
     assert asked[0]["priority"] < asked[1]["priority"]  # vLLM serves lower ones first
@@ -102,6 +107,38 @@ async def test_a_route_is_asked_in_its_class_and_priced_by_the_settings(monkeypa
         assert answer.route == "own/m"
         assert answer.usd == pytest.approx((answer.prompt_tokens + 2 * answer.output_tokens) / 1e6)
     assert len(came) == 7
+
+
+async def test_a_call_costs_what_its_tier_costs():
+    async with ScriptedProvider(default=STREAM) as provider:
+        own = {
+            "kind": "openai-compatible",
+            "base_url": provider.base_url,
+            "service_tiers": {"bulk": "flex"},
+            "prices": [{"input": 1.0, "output": 2.0, "tiers": {"flex": 0.5}}],
+        }
+        config = parse_config({"observe": {"status": False}, "providers": {"own": own}})
+        async with RouteTarget(config, "own/m") as target:
+            dear, cheap = [await target.ask(request, lambda: None) for request in (INTERACTIVE, BULK)]
+    tokens = dear.prompt_tokens + 2 * dear.output_tokens
+    assert (dear.usd, cheap.usd) == pytest.approx((tokens / 1e6, tokens / 2e6))
+
+
+async def test_tokens_of_a_reasoning_that_is_not_shown_are_hidden():
+    usage = {"prompt_tokens": 3, "completion_tokens": 50, "completion_tokens_details": {"reasoning_tokens": 40}}
+
+    async def answer(**delta: str) -> Answer:
+        choice = {"index": 0, "delta": delta, "finish_reason": "stop"}
+        chunks = [{"choices": [choice]}, {"choices": [], "usage": usage}]
+
+        async def body():
+            yield "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks).encode() + b"data: [DONE]\n\n"
+
+        return await read_answer(ChatStream(Outcome(200, (), body(), "own/m")), lambda: None)
+
+    told = await answer(content="yes")
+    assert (told.output_tokens, told.hidden_tokens) == (50, 40)
+    assert (await answer(reasoning_content="since")).hidden_tokens == 0
 
 
 async def test_a_load_over_sockets_is_measured_whole():

@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -297,6 +298,7 @@ def test_a_graph_is_captured_after_a_warm_up_and_timed_by_the_call(monkeypatch: 
             assert enable_timing
 
         def record(self) -> None:
+            log.append("event")
             self.at = next(self.ticks)
 
         def synchronize(self) -> None:
@@ -319,16 +321,20 @@ def test_a_graph_is_captured_after_a_warm_up_and_timed_by_the_call(monkeypatch: 
         "stream": lambda stream: within("aside"),
         "graph": lambda graph: within("capture"),
         "synchronize": lambda: None,
+        "_sleep": lambda cycles: log.append("busy"),
     }
     for name, value in fake.items():
         assert hasattr(torch.cuda, name)
         monkeypatch.setattr(torch.cuda, name, value)
-    calls = [lambda: log.append("call")] * 3
+    calls = [lambda: log.append("call" if torch.is_inference_mode_enabled() else "as the engine does not")] * 3
     assert timing.GraphTimer().per_call(calls) == pytest.approx(0.002)  # six milliseconds, three calls
     three = ["call"] * 3
     assert log[:11] == ["wait", "aside (", *three, ")", "wait", "capture (", *three]
     assert log[11] == ")"
-    assert set(log[12:-1]) == {"replay"}
+    timed = log.index("busy")
+    assert set(log[12:timed]) == {"replay"}
+    # the host launches each while the device is busy with something else
+    assert log[timed:-1] == ["busy", "event", "replay", "event"] * ((len(log) - 1 - timed) // 4)
     assert log[-1] == "reset"
 
 
@@ -388,7 +394,7 @@ def test_models_are_as_large_as_they_are_called() -> None:
 
 def test_steps_of_the_gpus_runner_are_timed_a_step_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     lab, device = make_lab(), FakeDevice()
-    spec = lab.model("8B")
+    spec = replace(lab.model("8B"), max_position=64)  # so that what is run to warm up is short
     steps = engine_decode._Steps(spec, 2, 20)
     lab.rehearsal = False
     given = partial(GpuRunner, device=device, kernels=fake_kernels(device))

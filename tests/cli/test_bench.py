@@ -106,6 +106,19 @@ def test_a_trace_comes_as_it_came(tmp_path):
     assert point["classes"]["bulk"]["calls"] == 5
 
 
+def test_a_file_that_cannot_be_written_costs_no_other(tmp_path):
+    broken = Reply.error(500, message="\x1b[31mred \ud800")
+    with ScriptedProvider([STREAM], default=broken) as provider:
+        files = ("--json", "/dev/full", "--html", "a.html", "--png", "a.foo")
+        told = bench("--url", provider.base_url, "--rates", "20", *files, *QUICK)
+    assert told.exit_code == 1, told.output
+    assert "/dev/full was not written: No space left on device" in told.output
+    assert "12 x " in told.output
+    assert "?[31mred ?" in told.output
+    assert "?[31mred ?" in (tmp_path / "a.html").read_text()
+    assert (tmp_path / "a.foo").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_target_that_does_not_answer_gets_no_load(monkeypatch):
     monkeypatch.setenv("BENCH_KEY", KEY)
     with ScriptedProvider(default=Reply.error(401, message=f"not with {KEY}")) as provider:
@@ -130,9 +143,19 @@ def test_a_target_that_does_not_answer_gets_no_load(monkeypatch):
         (("--rates", "1", "--api-key-env", "NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE is not set"),
         (("--rates", "1", "--config", "orchestra.toml"), "leave out one"),
         (("--rates", "1", "--trace", "none.jsonl"), "cannot be read"),
+        (("--trace", "bulk.jsonl", "--slo", "ttft=1s"), "in bulk.jsonl there is none"),
+        (("--trace", "bulk.jsonl", "--prompt", "9"), "leave --prompt out"),
+        (("--rates", "1", "--seconds", "inf"), "--seconds must be"),
+        (("--rates", "1", "--dollars-per-hour", "inf"), "--dollars-per-hour must be"),
+        (("--rates", "1", "--body", "[" * 100_000), "nested too deeply"),
+        (("--rates", "1", "--json", "x" * 300), "File name too long"),
+        (("--rates", "1", "--slo", "ttft=1s,share=95"), "up to 100%"),
     ],
 )
-def test_bad_usage_sends_nothing(arguments, said):
+def test_bad_usage_sends_nothing(tmp_path, arguments, said):
+    (tmp_path / "bulk.jsonl").write_text(
+        "\n".join(f'{{"at": {at}, "prompt_tokens": 3, "output_tokens": 2, "traffic": "bulk"}}' for at in range(2))
+    )
     told = bench("--url", "http://127.0.0.1:9/v1", *arguments)
     assert isinstance(told.exception, InputError)
     assert said in str(told.exception)

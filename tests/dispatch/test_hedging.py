@@ -122,6 +122,7 @@ async def test_where_both_fail_the_call_is_retried_by_its_policy_and_not_hedged_
         both.set()
         assert await text_of(await call) == "Hello, world."
         assert [lab.kinds().count(kind) for kind in ("hedged", "retried", "sent")] == [1, 1, 3]
+        assert [one.attempt for one in lab.events if one.kind in ("sent", "retried")] == [1, 2, 3, 3]
 
 
 async def test_what_the_call_itself_is_to_blame_for_ends_both():

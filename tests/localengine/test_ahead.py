@@ -13,7 +13,7 @@ from engine_lab import Lab
 
 from orchestra.localengine.scheduling.ahead import can_be_late, plan_ahead
 from orchestra.localengine.scheduling.draft import Draft
-from orchestra.localengine.scheduling.step_plan import StepPlan
+from orchestra.localengine.scheduling.step_plan import Hold, StepPlan
 from orchestra.localengine.step import RowInput, RowOutput
 from orchestra.policies.traffic import TrafficClass
 
@@ -36,7 +36,7 @@ class AheadLab(Lab):
 
         def running(rows: Ids[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
             assert self._current is not None
-            self.ahead = plan_ahead(self.state, self._current, self.cost)
+            self.ahead = plan_ahead(self.state, self._current, self.budget, self.cost)
             self._known = self._ids()
             outputs: list[RowOutput] = run(rows, abandon)
             return outputs
@@ -91,7 +91,7 @@ def decoding(**changes: Any) -> Lab:
 
 def ahead(lab: Lab) -> StepPlan | None:
     plan, _ = lab._plan()
-    return plan_ahead(lab.state, plan, lab.cost)
+    return plan_ahead(lab.state, plan, lab.budget, lab.cost)
 
 
 def test_everybody_goes_on_by_one_token() -> None:
@@ -131,6 +131,27 @@ def test_who_could_be_admitted_is_not_passed_over() -> None:
     assert ahead(lab) is None, "a prompt is not computed to its end"
 
 
+def test_nor_is_anybody_interactive_who_might_displace_bulk() -> None:
+    lab = decoding()
+    plan, _ = lab._plan()
+    lab.add(INTERACTIVE, 4, 4)
+    assert plan_ahead(lab.state, replace(plan, held={INTERACTIVE: Hold.SLOTS}), lab.budget, lab.cost) is None
+
+
+@pytest.mark.parametrize(("traffic", "target"), [(BULK, "ttft"), (INTERACTIVE, "tpot")])
+def test_a_step_with_bulk_in_it_keeps_to_the_target(traffic: TrafficClass, target: str) -> None:
+    lab = Lab(interactive_slots=0, slots=2)
+    lab.add(BULK, 4, 9)
+    lab.add(traffic, 4, 9)
+    lab.step()
+    plan = ahead(lab)
+    assert plan is not None
+    lab.budget = replace(lab.budget, **{target: plan.seconds * 1.01})
+    assert ahead(lab) is not None
+    lab.budget = replace(lab.budget, **{target: plan.seconds * 0.99})
+    assert plan_ahead(lab.state, lab.plans[-1], lab.budget, lab.cost) is None
+
+
 def test_a_block_that_is_missing_is_left_to_the_scheduler() -> None:
     lab = Lab(interactive_slots=0, slots=2, blocks=2, block_size=4)
     lab.add(BULK, 3, 5)
@@ -147,9 +168,9 @@ def test_who_is_gone_or_was_displaced_is_decided_anew() -> None:
     lab = decoding()
     plan, _ = lab._plan()
     lab.state.displace(1)
-    assert plan_ahead(lab.state, plan, lab.cost) is None
+    assert plan_ahead(lab.state, plan, lab.budget, lab.cost) is None
     lab.state.remove(1)
-    assert plan_ahead(lab.state, plan, lab.cost) is None
+    assert plan_ahead(lab.state, plan, lab.budget, lab.cost) is None
 
 
 def test_a_token_can_be_looked_at_late_unless_it_ends_or_begins_an_output() -> None:

@@ -14,6 +14,8 @@ from class_simulation import ClassSimulation, Outcome
 
 from orchestra.localengine import EngineConfig
 from orchestra.localengine.config import SchedulerName
+from orchestra.localengine.scheduling.cost import StepCost
+from orchestra.localengine.scheduling.step_plan import StepBudget
 
 ARRIVALS = 60
 
@@ -60,3 +62,11 @@ def test_other_schedulers_let_interactive_requests_wait_many_times_as_long(
     assert p95(other.ttft) >= times * p95(both.ttft)
     assert p95(other.tpot) > 0.150
     assert other.abandoned == 0
+
+
+def test_who_is_behind_its_target_has_its_next_token_sooner():
+    config, cost = EngineConfig(tpot_target_ms=150.0), StepCost(base=0.02, error=0.0)
+    usual = StepBudget.of(config, cost)
+    assert StepBudget.of(config, cost, due=0.2) == usual, "a request that is early is no reason for long steps"
+    assert StepBudget.of(config, cost, due=0.1).tpot == pytest.approx(0.1)
+    assert StepBudget.of(config, cost, due=-1.0).tpot == pytest.approx(0.03), "what a step takes at least"

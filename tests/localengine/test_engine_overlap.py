@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Ids
 from dataclasses import replace
@@ -222,3 +224,74 @@ async def test_a_failure_that_was_overcome_is_no_reason_to_end_later() -> None:
         answer = await bench.engine.complete(ids(1), greedy(12))
         assert bench.engine.stats()["blocks"]["total"] == 49
     assert answer.text == spoken(heard(ids(1), 12))
+
+
+async def test_completions_that_were_to_follow_and_do_not_fit_any_more_are_told() -> None:
+    """Their length was left open, and the first was shortened when the cache became smaller."""
+    bench = OtherBench(lambda total, size: ShortRunner(total, size, fails_at={1}, blocks=50), blocks=64)
+    async with bench.engine:
+        answer = await bench.engine.complete(ids(1), SamplingParams(temperature=0, n=3), traffic="bulk")
+        assert len(answer.others) == 2
+        assert all(other.usage.completion_tokens <= 14 * 4 for other in (answer, *answer.others))
+        stats = await asyncio.wait_for(asyncio.to_thread(bench.engine.stats), 30)
+    assert stats["blocks"]["free"] == 14
+
+
+async def test_one_that_was_taken_in_before_the_cache_became_smaller_ends_no_other() -> None:
+    bench = OtherBench(lambda total, size: ShortRunner(total, size, fails_at={2}, blocks=50), blocks=64)
+    async with bench.engine:
+        runner: Any = bench.runner
+        give_up = runner._give_up
+
+        def meanwhile(blocks: Collection[int]) -> None:
+            bench.engine._worker._limits = before  # as it is for who asks in this instant
+            asyncio.run_coroutine_threadsafe(ask_late(), loop).result(30)
+            give_up(blocks)
+
+        runner._give_up = meanwhile
+        before, loop = bench.engine._worker._limits, asyncio.get_running_loop()
+        late: list[asyncio.Task[Any]] = []
+
+        async def ask_late() -> None:
+            late.append(asyncio.create_task(bench.engine.complete(ids(2, 100), greedy(4), traffic="bulk")))
+            await asyncio.sleep(0)
+            await bench.until(lambda: bench.engine.stats()["waiting"]["bulk"])
+
+        assert (await bench.engine.complete(ids(1), greedy(8), traffic="bulk")).text == spoken(heard(ids(1), 8))
+        with pytest.raises(PromptTooLong):
+            await late[0]
+
+
+async def test_an_engine_that_died_lets_go_of_its_model() -> None:
+    bench = OtherBench(ApartRunner)
+    async with bench.engine:
+        bench.runner.fail_next = True
+        with pytest.raises(EngineDied):
+            await bench.engine.complete(ids(1), greedy(4))
+        runner = weakref.ref(bench.runner)
+        bench.runners.clear()
+        await bench.engine.start()
+        gc.collect()
+        assert runner() is None
+        assert (await bench.engine.complete(ids(1), greedy(4))).text == spoken(heard(ids(1), 4))
+
+
+async def test_what_was_drawn_before_an_engine_died_is_read_first() -> None:
+    bench = OtherBench(ApartRunner)
+    read: list[int] = []
+    async with bench.engine:
+        runner: Any = bench.runner
+
+        def count() -> None:
+            runner.fail_next = runner.steps == 4
+
+        runner.submitted = count
+
+        async def listen() -> None:
+            # a penalty, so that no step is submitted ahead, and tokens are delivered late
+            async for delta in bench.engine.stream(ids(1), greedy(8, frequency_penalty=0.5)):
+                read.extend(delta.token_ids)
+
+        with pytest.raises(EngineDied):
+            await listen()
+    assert read == heard(ids(1), 8)[:4]

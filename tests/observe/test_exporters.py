@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -22,9 +23,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchestra import ConfigError, Orchestra, bulk
+from orchestra.config import Config
 from orchestra.localengine.events import EventBus as EngineBus
 from orchestra.localengine.events import FirstToken
-from orchestra.observe import windows
+from orchestra.observe import prometheus, windows
+from orchestra.observe.events import EventBus
 from orchestra.observe.instruments import BY_NAME, INSTRUMENTS
 from orchestra.observe.otel import instrument
 from orchestra.observe.prometheus import Page, dashboard, metric_name, serve
@@ -71,8 +74,6 @@ def fetch(url):
 
 
 def free_address():
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -111,14 +112,101 @@ async def test_opentelemetry_gets_the_span_and_the_numbers_of_a_call():
     assert duration.count == 1
     assert tuple(duration.explicit_bounds) == BY_NAME["gen_ai.client.operation.duration"].buckets
     assert "error.type" not in duration.attributes
-    granted = {
-        point.attributes["orchestra.traffic"]: point.value
-        for point in metrics["orchestra.pool.granted"].data.data_points
-    }
-    assert granted == {"interactive": 2, "bulk": 0}
+    (granted,) = metrics["orchestra.pool.granted"].data.data_points
+    assert (granted.value, granted.attributes["orchestra.traffic"]) == (2, "interactive")
     told = repr([span.to_json() for span in ours]) + repr(data)
     assert not any(secret in told for secret in SECRETS)
     assert deltas.usage is not None
+
+
+class Watched:
+    """An `Orchestra` whose snapshot is given."""
+
+    def __init__(self, **seen):
+        self.config, self.events, self.seen = Config(), EventBus(), seen
+
+    def snapshot(self):
+        return self.seen
+
+    def subscribe_engines(self, subscriber):
+        return lambda: None
+
+
+def engine(steps, *, occupancy=0.5, running=1):
+    by_class = {"interactive": running, "bulk": 0}
+    totals = dict.fromkeys(("prefill_tokens", "output_tokens", "displacements", "evictions"), 0)
+    seen = dict.fromkeys(("running", "waiting", "prompt_tokens", "cached_tokens"), by_class)
+    state = {"state": "running", "steps": steps, "slots": 4, "occupancy": occupancy}
+    return {"own": {**seen, **totals, **state, "blocks": {"total": 8, "free": 4}}}
+
+
+def looked_at(reader, *names):
+    """Return the values of gauges and totals without the label of the class, or with ``interactive``."""
+    data = reader.get_metrics_data()
+    found = {
+        metric.name: [
+            point.value
+            for point in metric.data.data_points
+            if point.attributes.get("orchestra.traffic", "interactive") == "interactive"
+        ]
+        for resource in (data.resource_metrics if data else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    return [sum(found.get(f"orchestra.engine.{name}", ())) for name in names]
+
+
+def test_all_that_tell_one_provider_are_seen_and_what_they_counted_stays():
+    """OpenTelemetry drops the callbacks of a gauge that it has already."""
+    readers = InMemoryMetricReader(), InMemoryMetricReader()
+    ours, others = (MeterProvider([reader]) for reader in readers)
+    first, second = Watched(local=engine(100)), Watched(local=engine(10, occupancy=1.0, running=2))
+    stop = instrument(first, meter_provider=ours)
+    elsewhere = Watched(local=engine(7))
+    stop_elsewhere = instrument(elsewhere, meter_provider=others)
+    what = ("running", "slots", "occupancy", "steps")
+    assert looked_at(readers[0], *what) == [1, 4, 0.5, 100]
+    stop_second = instrument(second, meter_provider=ours)
+    instrument(second, meter_provider=ours)()
+    assert looked_at(readers[0], *what) == [3, 8, 0.75, 110]
+    stop()
+    assert looked_at(readers[0], *what) == [2, 4, 1.0, 110], "a total does not fall"
+    # the first again, after its end, with an engine that began anew
+    first.seen = {"local": engine(5)}
+    stop = instrument(first, meter_provider=ours)
+    assert looked_at(readers[0], *what) == [3, 8, 0.75, 115]
+    stop()
+    stop_second()
+    assert looked_at(readers[0], *what[:3]) == [0, 0, 0]
+    assert looked_at(readers[1], *what) == [1, 4, 0.5, 7]
+    stop_elsewhere()
+
+
+def test_what_is_told_before_the_program_has_set_its_provider_is_seen_by_all_that_tell_it():
+    code = """
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from orchestra.config import Config
+from orchestra.observe.events import EventBus
+from orchestra.observe.otel import instrument
+class Watched:
+    config, events = Config(), EventBus()
+    def snapshot(self):
+        return {"batches": [{"provider": "main", "state": "open", "riding": 5}]}
+    def subscribe_engines(self, subscriber):
+        return lambda: None
+clients = [Watched(), Watched(), Watched()]
+for client in clients[:2]:
+    instrument(client)
+reader = InMemoryMetricReader()
+metrics.set_meter_provider(MeterProvider([reader]))
+instrument(clients[2])
+(scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
+print({metric.name: [point.value for point in metric.data.data_points] for metric in scope.metrics})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{'orchestra.batch.open': [3.0], 'orchestra.batch.riding': [15.0]}"
 
 
 async def test_a_page_is_what_prometheus_reads():
@@ -168,6 +256,67 @@ async def test_the_settings_alone_serve_a_page_and_its_end_ends_it(caplog):
         await orc.chat("fast", MESSAGES)
         assert "gen_ai_client_operation_duration_seconds_count" in await _in_thread(fetch, url)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("orchestra metrics")]
+
+
+async def test_a_window_that_cannot_be_opened_is_told_once_and_leaves_the_others(monkeypatch, caplog):
+    def refuse(client):
+        raise TypeError("an argument that an old library does not know")
+
+    monkeypatch.setattr("orchestra.observe.otel.instrument", refuse)
+    port = free_address()
+    async with running(metrics={"otel": True, "prometheus": port}) as orc:
+        for _ in range(2):
+            await orc.chat("fast", MESSAGES)
+        assert "orchestra_pool_waiting" in await _in_thread(fetch, f"http://127.0.0.1:{port}/metrics")
+    told = [record for record in caplog.records if record.name == windows.__name__]
+    assert [record.getMessage().partition(":")[0] for record in told] == ["OpenTelemetry is told nothing"]
+
+
+def test_a_page_that_no_thread_can_serve_leaves_nothing(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    client, port = Watched(), free_address()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            serve(client, port=port)
+    assert not client.events._subscribers
+    serve(client, port=port)()
+
+
+def test_who_says_nothing_holds_few_threads_and_not_for_long(monkeypatch):
+    monkeypatch.setattr(prometheus, "_MOST_REQUESTS", 2)
+    monkeypatch.setattr(prometheus._Handler, "timeout", 20.0)
+    client, port = Watched(), free_address()
+    stop = serve(client, port=port)
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(2)]
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as third:
+        assert third.recv(1) == b"", "it is not kept waiting"
+    for one in silent:
+        one.close()
+    while True:
+        try:
+            assert "orchestra_pool_waiting" in fetch(f"http://127.0.0.1:{port}/metrics")
+            break
+        except OSError:  # no thread has seen yet that they have gone
+            continue
+    monkeypatch.setattr(prometheus._Handler, "timeout", 0.01)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as mute:
+        assert mute.recv(1) == b""
+    stop()
+
+
+def test_a_page_at_any_port_tells_which_and_logs_what_fails_in_it(caplog):
+    client = Watched(pools=["what is no pool"])
+    with caplog.at_level("INFO", logger=prometheus.__name__):
+        stop = serve(client, port=0)
+    url = re.search(r"http://\S+", caplog.text)[0]
+    with pytest.raises(OSError, match=r"closed"):
+        fetch(url)
+    stop()
+    (told,) = [record for record in caplog.records if record.exc_info]
+    assert told.exc_info[0] is TypeError
 
 
 async def test_a_page_whose_client_was_forgotten_ends_by_itself():
@@ -224,7 +373,13 @@ def test_where_the_page_is_served(given, address):
     assert Orchestra.from_config({"metrics": {"prometheus": given}}).config.metrics.address == address
 
 
-@pytest.mark.parametrize("given", [True, "9464x", ":9464", "host", "host:70000", -1, 1.5])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(True, "9464x", ":9464", "host", "host:70000", -1, 1.5),
+        *("a..b:1", "[]:1", "a b:1", "a\0b:1", "[::g]:1", "x" * 64 + ":1"),
+    ],
+)
 def test_an_address_that_is_none_is_told(given):
     with pytest.raises(ConfigError, match="must be a port, as 9464"):
         Orchestra.from_config({"metrics": {"prometheus": given}})

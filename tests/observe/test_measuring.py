@@ -88,6 +88,10 @@ def test_each_call_is_counted_once_with_all_labels(told):
     assert counts["orchestra.retries"] == len(attempts)
     admitted = [event.waited for call in told for event in call if event.kind == "admitted"]
     assert sorted(one.value for one in found if one.name == "orchestra.queue.duration") == sorted(admitted)
+    granted = [event for call in told for event in call if event.kind == "admitted"]
+    granted = [event for event in granted if not event.route.startswith("local/")]
+    assert counts["orchestra.pool.granted"] == len(granted), "an engine is no account"
+    assert counts["orchestra.bulk.duration"] == sum(call[0].traffic is TrafficClass.BULK for call in told)
 
 
 @given(st.data())
@@ -176,6 +180,14 @@ def test_an_attempt_that_was_outrun_is_not_the_end_of_its_call_nor_another_one()
         late,
     ]:
         log.add(event)
+    assert len(log) == 0
+
+
+def test_an_engine_that_takes_in_a_call_which_was_given_up_opens_no_other():
+    tell, log = Teller(), CallLog()
+    sent, given_up = tell("sent", "local/own", attempt=1), tell("interrupted", "local/own", attempt=1)
+    late = [tell(kind, "local/own", attempt=1) for kind in ("queued", "admitted")]
+    assert [log.add(event) is not None for event in (sent, given_up, *late)] == [False, True, False, False]
     assert len(log) == 0
 
 

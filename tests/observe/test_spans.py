@@ -108,3 +108,24 @@ def test_a_hedge_that_lost_is_no_error():
         ("request main/m1", 102.0, 105.0, ""),
         ("request main/m1", 103.0, 106.0, ""),
     ]
+
+
+def test_what_failed_ends_before_what_followed_whichever_of_two_it_was():
+    tell = Teller()
+    both = [
+        tell("queued", attempt=1),
+        tell("sent", attempt=1),
+        tell("hedged", attempt=2, duration=0.5),
+        tell("sent", attempt=2),
+    ]
+    retried = [
+        tell("retried", attempt=3, from_route="main/m1", reason="busy", status=503, waited=0.25),
+        tell("queued", attempt=3),
+        tell("sent", attempt=3),
+        tell("settled", attempt=3, status=200),
+    ]
+    requests = [one for one in span_of([*both, *retried], KINDS).children if one.name != "queue"]
+    assert [(one.end, one.error) for one in requests] == [(104.75, "503"), (104.75, "503"), (108.0, "")]
+    given_up = Teller(at=104.0)("interrupted", reason="cancelled", waited=0.5, duration=4.0)
+    requests = [one for one in span_of([*both, given_up], KINDS).children if one.name != "queue"]
+    assert [(one.end, one.error) for one in requests] == [(104.5, "_OTHER")] * 2

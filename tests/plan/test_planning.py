@@ -139,6 +139,8 @@ def test_what_does_not_go_together_is_refused():
     assert "cannot keep keys and values in float8" in refused(DEVICES["a100"], kv_dtype="float8")
     assert "keys and values in float32" in refused(CPU, on_cpu=True, precision="float32", kv_dtype="float16")
     assert "it does not fit" in refused(CPU, on_cpu=True, precision="float32")  # 29 GB into 8
+    large = replace(CPU, memory=30 << 30)
+    assert "with a KV cache of" in refused(large, on_cpu=True, precision="float32", kv_bytes=8 << 30)
     assert "40,050 tokens on average" in refused(DEVICES["h100"], mix=LengthMix.of_percentiles("40000", "50"))
     assert "a single request already has" in refused(DEVICES["h100"], tpot_seconds=1e-3)
     assert "above 0" in refused(DEVICES["h100"], per_hour=0.0)

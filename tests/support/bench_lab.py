@@ -61,6 +61,10 @@ class Listed:
 
     calls: Sequence[Request]
 
+    @property
+    def has_interactive(self) -> bool:
+        return any(call.traffic is TrafficClass.INTERACTIVE for call in self.calls)
+
     def requests(self, rate: float) -> Iterator[Request]:
         return iter(self.calls)
 
@@ -82,11 +86,10 @@ def measured(at: float, seconds: float = 1.0, *, ttft: float | None = None, **mo
     return replace(call, **more)  # type: ignore[arg-type]
 
 
-def point(rate: float, seconds: float, *, slo: Slo | None = None, growing: bool = False) -> RateFigures:
-    """The figures of a rate at which every call took so long; where ``growing``, each longer than the last."""
+def point(rate: float, seconds: float, *, slo: Slo | None = None, growing: float = 0.0) -> RateFigures:
+    """The figures of a rate at which every call took so long, and ``growing`` seconds more for each second."""
     count = max(1, round(20 * rate))
     calls = [
-        measured(number / rate, seconds + (number / rate if growing else 0.0), ttft=seconds / 2)
-        for number in range(count)
+        measured(number / rate, seconds + growing * number / rate, ttft=seconds / 2) for number in range(count)
     ]
     return figures_of(calls, rate, BUSY, slo=slo)

@@ -90,7 +90,11 @@ class ClassSimulation:
 
     def _step(self) -> None:
         cost = self._cost.cost
-        plan = SCHEDULERS[self._config.scheduler](self._state, StepBudget.of(self._config, cost), cost)
+        target = self._config.tpot_target_ms / 1000
+        drawn = [self._times[request_id][1:] for request_id in self._state.running[INTERACTIVE]]
+        due = min((target * len(own) + own[0] - self._now for own in drawn if own), default=math.inf)
+        budget = StepBudget.of(self._config, cost, due)
+        plan = SCHEDULERS[self._config.scheduler](self._state, budget, cost)
         apply_plan(self._state, plan)
         began, took = self._now, TRUTH.predict(plan.load) * max(0.5, self._noise.gauss(1, NOISE))
         abandon = self._rule.watch(self._state, plan) if self._abandons else None

@@ -57,10 +57,14 @@ def _attempts(draw: st.DrawFn, tell: Teller) -> Iterator[Event]:
             before, route = route, draw(routes)
             kind = "retried" if route == before else "fell_back"
             yield tell(kind, route, attempt=number, from_route=before, reason="busy", status=503, waited=0.25)
+        local = route.startswith("local/")  # an engine queues what was sent to it
+        if local:
+            yield tell("sent", route, attempt=number)
         yield tell("queued", route, attempt=number)
         waited = draw(seconds)
         yield tell("admitted", route, attempt=number, waited=waited, after=waited)
-        yield tell("sent", route, attempt=number)
+        if not local:
+            yield tell("sent", route, attempt=number)
     match draw(st.sampled_from(["settled", "streamed", "dropped", "failed"])):
         case "settled":
             yield tell("settled", route, attempt=number, status=200, input_tokens=7, output_tokens=2, duration=1.0)

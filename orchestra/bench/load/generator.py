@@ -44,7 +44,10 @@ class LoadRun:
         self._began = 0.0
         self._stopped: float | None = None  # when calls ceased to come
         self._ended: float | None = None
-        self._whole = False
+        self.whole = False
+        """Whether it went to its end, and was not cut short."""
+        self.exhausted = False
+        """Whether the load had no call left."""
         self._under_way: dict[int, _UnderWay] = {}
         self._done: list[Measurement] = []
         self.counts_pieces = False
@@ -67,12 +70,13 @@ class LoadRun:
                         calls.start_soon(self._call, under_way)
                         last, sent = request.at, sent + 1
                     else:  # a trace is over, a gap after its last call
+                        self.exhausted = True
                         until = min(until, last + last / max(sent - 1, 1))
                     await self._clock.sleep(max(0.0, until - self._now()))
-                    self._stopped = self._now()
+                    self._stopped = until  # and not now: a generator that is late makes no longer window
                     waiting.start_soon(self._give_up, calls.cancel_scope)
                 waiting.cancel_scope.cancel()
-            self._whole = True
+            self.whole = True
         finally:
             self._ended = self._now()
 
@@ -111,6 +115,8 @@ class LoadRun:
             output_tokens=len(chunks) if answer is None else answer.output_tokens,
             usd=None if answer is None else answer.usd,
             reason=reason,
+            cached_tokens=0 if answer is None else answer.cached_tokens,
+            hidden_tokens=0 if answer is None else answer.hidden_tokens,
         )
 
     def measurements(self) -> list[Measurement]:
@@ -129,7 +135,7 @@ class LoadRun:
         """
         start = self._phases.warm_up
         end = self._stopped if self._stopped is not None else self._last()
-        if not self._whole:
+        if not self.whole:
             oldest = min((one.request.at for one in self._under_way.values()), default=end)
             if oldest - start > (end - start) / 2:
                 end = min(end, oldest)

@@ -1,4 +1,4 @@
-"""What is asked: words at random, so that no two prompts begin alike and no cache helps."""
+"""What is asked: words at random, so that no two prompts begin alike and no cache of prefixes helps."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ _WORDS = _COMMON.split()
 
 def messages_of(request: Request) -> list[dict[str, str]]:
     """Return the chat of a call: about as many tokens as it has to be, beside the chat template's own."""
-    draw = random.Random(f"{request.seed} prompt {request.number}")
+    draw = random.Random(f"{request.seed} {request.salt} prompt {request.number}")
     return [{"role": "user", "content": " ".join(draw.choices(_WORDS, k=request.prompt_tokens))}]

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
 from orchestra.bench.load.prompts import messages_of
 from orchestra.bench.load.target import Answer, read_answer, without_secrets
 from orchestra.bench.load.workload import Request
-from orchestra.budget.prices import cost, price_for
-from orchestra.call import Usage
 from orchestra.client import Orchestra
-from orchestra.config import LOCAL, Config
+from orchestra.config import Config
 from orchestra.errors import ConfigError
+from orchestra.observe.events import Event
 from orchestra.policies.traffic import TrafficClass
 from orchestra.tagging import bulk, interactive
 
 __all__ = ["RouteTarget"]
 
+_settled: ContextVar[list[Event]] = ContextVar("settled")
+"""What was told of the call that this task asks for: an answer and its events come in the same context."""
+
 
 class RouteTarget:
     """``model`` through an `Orchestra`: its routes, its budget, its retries and its two classes are measured, too.
 
-    ``body`` are further fields of each request; ``length_field`` is the one that bounds the answer. Prices are
-    those of the settings.
+    ``body`` are further fields of each request; ``length_field`` is the one that bounds the answer. Calls cost
+    what the `Orchestra` says: by the prices of the settings, in the tier of the answer.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class RouteTarget:
         self._body = dict(body or {})
         self._length_field = length_field
         self._orchestra = Orchestra(config)
+        self._orchestra.events.subscribe(_note)
 
     @property
     def name(self) -> str:
@@ -48,31 +54,22 @@ class RouteTarget:
 
     async def ask(self, request: Request, came: Callable[[], None]) -> Answer:
         fields = {self._length_field: request.output_tokens, **self._body}
-        with bulk() if request.traffic is TrafficClass.BULK else interactive():
-            async with self._orchestra.stream(self._model, messages_of(request), **fields) as stream:
-                answer = await read_answer(stream, came)
-        return self._priced(answer)
-
-    def _priced(self, answer: Answer) -> Answer:
-        name, _, model = answer.route.partition("/")
-        provider = self._config.providers.get(name)
-        price = price_for(provider.prices, model) if name != LOCAL and provider is not None else None
-        if price is None or not answer.told:
-            return answer
-        usage = Usage(answer.prompt_tokens, answer.output_tokens, answer.cached_tokens)
-        return Answer(
-            answer.prompt_tokens,
-            answer.output_tokens,
-            answer.cached_tokens,
-            answer.told,
-            answer.route,
-            cost(price, usage),
-        )
+        told: list[Event] = []
+        before = _settled.set(told)
+        try:
+            with bulk() if request.traffic is TrafficClass.BULK else interactive():
+                async with self._orchestra.stream(self._model, messages_of(request), **fields) as stream:
+                    answer = await read_answer(stream, came)
+        finally:
+            _settled.reset(before)
+        return replace(answer, usd=told[-1].usd) if told and answer.told else answer
 
     def tell(self, error: Exception) -> str:
-        return without_secrets(error, self._secrets())
+        return without_secrets(error, self._secrets)
 
+    @cached_property
     def _secrets(self) -> list[str]:
+        """The keys, read once: some lie in files, which would hold up the load."""
         found = []
         for provider in self._config.providers.values():
             try:
@@ -84,6 +81,7 @@ class RouteTarget:
         return found
 
     async def __aenter__(self) -> Self:
+        _ = self._secrets  # before the load
         await self._orchestra.__aenter__()
         return self
 
@@ -91,3 +89,9 @@ class RouteTarget:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._orchestra.aclose()
+
+
+def _note(event: Event) -> None:
+    told = _settled.get(None)
+    if told is not None and event.kind == "settled":
+        told.append(event)

@@ -11,7 +11,7 @@ from orchestra.bench.results.measurement import Ended
 from orchestra.chat_stream import ChatStream
 from orchestra.errors import AdmissionError, AllRoutesFailed, ProviderError, StreamInterrupted
 
-__all__ = ["Answer", "Target", "ended_by", "read_answer", "without_secrets"]
+__all__ = ["Answer", "Target", "ended_by", "printable", "read_answer", "without_secrets"]
 
 _BUSY = frozenset({429, 503, 529})
 _REASONING = ("reasoning_content", "reasoning")
@@ -21,7 +21,8 @@ _REASONING = ("reasoning_content", "reasoning")
 class Answer:
     """What an answer counted. ``told`` is False where the target tells no usage, and pieces were counted instead.
 
-    ``route`` names who answered; ``usd`` is what it cost, None where nobody knows.
+    ``route`` names who answered; ``usd`` is what it cost, None where nobody knows. ``hidden_tokens`` are those
+    of a reasoning that was counted and not shown.
     """
 
     prompt_tokens: int
@@ -30,6 +31,7 @@ class Answer:
     told: bool
     route: str
     usd: float | None = None
+    hidden_tokens: int = 0
 
 
 class Target(Protocol):
@@ -51,19 +53,28 @@ class Target(Protocol):
 
 async def read_answer(stream: ChatStream, came: Callable[[], None]) -> Answer:
     """Read a streamed chat to its end. Raises StreamInterrupted where it breaks off."""
-    pieces = 0
+    pieces, reasons = 0, False
     async for chunk in stream.chunks:
         delta = chunk.choices[0].delta if chunk.choices else None
         extra = (delta.model_extra or {}) if delta is not None else {}
-        if delta is not None and (delta.content or delta.tool_calls or any(extra.get(key) for key in _REASONING)):
+        is_reasoning = any(extra.get(key) for key in _REASONING)
+        reasons |= is_reasoning
+        if delta is not None and (delta.content or delta.tool_calls or is_reasoning):
             pieces += 1
             came()
     usage = stream.usage
     if usage is None:
         return Answer(0, pieces, 0, told=False, route=stream.route)
-    details = usage.prompt_tokens_details
-    cached = (details.cached_tokens or 0) if details is not None else 0
-    return Answer(usage.prompt_tokens, usage.completion_tokens, cached, told=True, route=stream.route)
+    details = usage.completion_tokens_details
+    hidden = (details.reasoning_tokens or 0) if details is not None and not reasons else 0
+    return Answer(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        told=True,
+        route=stream.route,
+        hidden_tokens=hidden,
+    )
 
 
 def ended_by(error: Exception) -> Ended:
@@ -81,4 +92,10 @@ def without_secrets(text: Any, secrets: Iterable[str]) -> str:
     told = " ".join(str(text).split())
     for secret in secrets:
         told = told.replace(secret, "***")
+    told = printable(told)
     return told if len(told) <= 300 else told[:300] + "..."
+
+
+def printable(text: str) -> str:
+    """Return the text as files and terminals take it: half a surrogate has no UTF-8, controls steer a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestra.bench.load.workload import Request
+from orchestra.call import read_json
 from orchestra.errors import InputError
 from orchestra.policies.traffic import TrafficClass
 
@@ -44,13 +44,15 @@ class Trace:
         ignored. Raises InputError naming the line.
         """
         try:
-            texts = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            # by line feeds alone: JSON may have other ends of lines, as U+2028, within its strings
+            texts = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, ValueError) as error:
             raise InputError(f"{path} cannot be read: {error}") from None
         lines = [_read(text, f"{path}:{number}") for number, text in enumerate(texts, 1) if text.strip()]
+        lines.sort(key=lambda line: line.at)
         if len(lines) < 2 or lines[0].at == lines[-1].at:
             raise InputError(f"{path} holds no trace: it needs at least two calls at different instants")
-        return cls(tuple(sorted(lines, key=lambda line: line.at)), path.name, seed)
+        return cls(tuple(lines), path.name, seed)
 
     @property
     def rate(self) -> float:
@@ -61,6 +63,10 @@ class Trace:
     def seconds(self) -> float:
         """How long it took, from the first call to the last."""
         return self.lines[-1].at - self.lines[0].at
+
+    @property
+    def has_interactive(self) -> bool:
+        return any(line.traffic is TrafficClass.INTERACTIVE for line in self.lines)
 
     def requests(self, rate: float) -> Iterator[Request]:
         stretch, began = self.rate / rate, self.lines[0].at
@@ -77,7 +83,7 @@ class Trace:
 
 def _read(text: str, place: str) -> _Line:
     try:
-        return _Line.model_validate(json.loads(text))
+        return _Line.model_validate(read_json(text.encode()))
     except ValidationError as error:
         fault = error.errors()[0]
         what = f"{'.'.join(map(str, fault['loc'])) or 'the line'}: {fault['msg']}"

@@ -18,7 +18,8 @@ __all__ = ["Load", "Mix", "Request", "Shape"]
 class Request:
     """One call to come: its instant in seconds from the start of the load, and its lengths in tokens.
 
-    ``output_tokens`` is the most that it may be answered with. ``seed`` makes its prompt its own.
+    ``output_tokens`` is the most that it may be answered with. ``seed`` and ``salt`` make its prompt its own: the
+    salt changes the words and nothing else.
     """
 
     number: int
@@ -27,6 +28,7 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     seed: int = 0
+    salt: str = ""
 
 
 class Load(Protocol):
@@ -34,6 +36,11 @@ class Load(Protocol):
 
     def requests(self, rate: float) -> Iterator[Request]:
         """Yield the calls in the order of their instants; as many as there are, which may be without end."""
+        ...
+
+    @property
+    def has_interactive(self) -> bool:
+        """Whether any call is interactive."""
         ...
 
     def describe(self) -> dict[str, str]:
@@ -65,6 +72,10 @@ class Mix:
     bulk_share: float = 0.0
     arrivals: Arrivals = field(default_factory=Arrivals)
     seed: int = 0
+
+    @property
+    def has_interactive(self) -> bool:
+        return self.bulk_share < 1
 
     def requests(self, rate: float) -> Iterator[Request]:
         # draws of their own, so that another process of arrivals keeps the lengths

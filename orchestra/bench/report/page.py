@@ -96,14 +96,14 @@ def _figures(report: Report) -> Iterable[str]:
 
 _RATE_NAMES = [
     *("calls/s", "answered/s", "tokens/s", "good/s", "SLO kept", "calls", "refused", "failed"),
-    *("unfinished", "queue", "drain, s", "$/1M tokens"),
+    *("unfinished", "queue", "drain, s", "cached", "$/1M tokens"),
 ]
 _LATENCY_NAMES = ["calls/s", "class", "TTFT, s", "TPOT, ms", "gap, ms", "end to end, s"]
 
 
 def _rate_row(point: RateFigures) -> list[str]:
     classes = point.classes.values()
-    attainment, cost = point.judged.attainment, point.usd_per_million_tokens
+    attainment, cost = point.attainment, point.usd_per_million_tokens
     return [
         f"{point.rate:.3g}",
         short(point.answered_per_s),
@@ -116,6 +116,7 @@ def _rate_row(point: RateFigures) -> list[str]:
         str(sum(one.unfinished for one in classes)),
         short(point.depth_mean),
         f"{point.drain:.1f}",
+        "" if point.cached is None else f"{point.cached:.0%}",
         "" if cost is None else f"{cost:.3g}",
     ]
 
@@ -158,5 +159,5 @@ def _settings(report: Report) -> str:
         '<p class="faint">Latencies count from the instant at which a call was to be sent. A gap is the time '
         "between two pieces of a stream, and a piece may hold several tokens. Throughput is what arrived in the "
         "window; tokens/s are those of the output. The queue is the mean number of calls under way. Good calls "
-        "kept the SLO.</p>"
+        "kept the SLO. Cached are those of the prompts' tokens that the target says it had already.</p>"
     )

@@ -34,11 +34,11 @@ def save_picture(report: Report, path: Path) -> None:
 
     with pyplot.rc_context(STYLE):
         figure, (upper, middle, lower) = pyplot.subplots(3, 1, figsize=(9, 10), dpi=140, layout="constrained")
-        figure.suptitle(f"{report.target} under load", x=0.01, ha="left", fontweight="bold")
+        figure.suptitle(f"{report.target} under load", x=0.01, ha="left", fontweight="bold", parse_math=False)
         _throughput(upper, report)
         _first_tokens(middle, report)
         _queue(lower, report)
-        figure.savefig(path)
+        figure.savefig(path, format="png")  # whatever the file is called
         pyplot.close(figure)
 
 
@@ -77,7 +77,8 @@ def _first_tokens(axes: Axes, report: Report) -> None:
     _scale(axes, values)
     if is_wide([point.rate for point in report.points]):
         axes.set_xscale("log")
-    axes.legend(frameon=False, fontsize=9)
+    if values:
+        axes.legend(frameon=False, fontsize=9)
 
 
 def _queue(axes: Axes, report: Report) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from orchestra.bench.results.slo import Slo
 
 __all__ = ["Report"]
 
-_LATE = 0.05
+_CACHED = 0.01  # of the prompts' tokens: less is not worth a word
+_AT_ONCE = 0.1  # of the answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,28 @@ class Report:
         """What a reader has to know before relying on the figures."""
         notes = []
         if self.interrupted:
-            notes.append("Interrupted: these are the figures of what was measured until then.")
+            cut = [point for point in self.points if not point.whole]
+            notes.append(
+                "Interrupted: these are the figures of what was measured until then."
+                + (f" What was cut short, {_rates(cut)}, does not count in the advice." if cut else "")
+            )
         if self.counts_pieces:
             notes.append("The target tells no usage: each piece of a stream counts as one token, prompts as none.")
-        if late := [point for point in self.points if point.lag_p99 > _LATE]:
+        if filling := [point for point in self.points if point.filling]:
+            unjudged = [point for point in filling if point.unjudged]
+            notes.append(
+                f"At {_rates(filling)} calls took so long that the target was only filling up at the "
+                "beginning of the window: its throughput is higher than these figures"
+                + (f", and whether it keeps up is not known at {_rates(unjudged)}" if unjudged else "")
+                + f". Raise --warm-up to {math.ceil(max(point.filled for point in filling))} or more."
+            )
+        if cached := [point for point in self.points if (point.cached or 0.0) > _CACHED]:
+            most = max(point.cached or 0.0 for point in cached)
+            notes.append(
+                f"Up to {most:.0%} of the prompts' tokens were in a cache of the target at {_rates(cached)}: what "
+                "stands before each prompt, as a chat template does, is the same in all."
+            )
+        if late := [point for point in self.points if point.late]:
             worst = max(point.lag_p99 for point in late)
             notes.append(
                 f"The generator itself was up to {worst * 1000:.0f} ms late (p99) at {_rates(late)}: this machine "
@@ -49,6 +69,11 @@ class Report:
             notes.append(
                 f"Not all calls were answered by the end of the drain at {_rates(left)}; they count as taking "
                 "until then, at least."
+            )
+        if at_once := [point for point in self.points if _mostly_at_once(point)]:
+            notes.append(
+                f"At {_rates(at_once)} many answers came in one piece, as through a proxy that buffers: their "
+                "TPOT is not known, and counts as the whole time shared out."
             )
         return notes
 
@@ -65,6 +90,11 @@ def _plain_point(point: RateFigures, told: dict[str, Any]) -> dict[str, Any]:
         for traffic, one in told["classes"].items()
     }
     return told
+
+
+def _mostly_at_once(point: RateFigures) -> bool:
+    classes = point.classes.values()
+    return sum(one.at_once for one in classes) > _AT_ONCE * sum(one.answered for one in classes)
 
 
 def _rates(points: Sequence[RateFigures]) -> str:

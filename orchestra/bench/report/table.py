@@ -34,6 +34,10 @@ def table(report: Report) -> RenderableType:
         if any(point.saturated for point in report.points):
             parts.append(Text(_DID_NOT_KEEP_UP, style="dim"))
         parts += ["", Text("latency: p50/p95/p99", style="bold"), _latencies(report.points)]
+        reasons = [(point, *reason) for point in report.points for reason in point.reasons]
+        if reasons:
+            parts += ["", Text("why calls were not answered", style="bold")]
+        parts += [Text(f"{point.rate:.3g}/s: {count} x {reason}") for point, reason, count in reasons]
     parts += ["", Text(report.advice.reason, style="bold")]
     parts += [Text(note, style="yellow") for note in report.notes]
     return Group(*parts)
@@ -49,7 +53,7 @@ def _rates(report: Report) -> Table:
         classes = point.classes.values()
         cells = [f"{point.rate:.3g}", short(point.answered_per_s), short(point.output_tokens_per_s)]
         if judged:
-            cells += [short(point.goodput or 0.0), f"{point.judged.attainment or 0:.0%}"]
+            cells += [short(point.goodput or 0.0), _share(point.attainment)]
         cells += [str(point.calls), str(sum(one.refused for one in classes))]
         cells += [str(sum(one.failed + one.unfinished for one in classes)), short(point.depth_mean)]
         cells.append(f"{point.drain:.1f}s" + ("*" if point.saturated else ""))
@@ -58,6 +62,10 @@ def _rates(report: Report) -> Table:
             cells.append("" if cost is None else short(cost))
         found.add_row(*cells)
     return found
+
+
+def _share(attainment: float | None) -> str:
+    return "-" if attainment is None else f"{attainment:.0%}"
 
 
 def _latencies(points: Sequence[RateFigures]) -> Table:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestra.bench.results.measurement import Ended, Measurement
 from orchestra.bench.results.occupancy import occupancy
-from orchestra.bench.results.quantiles import Quantiles
+from orchestra.bench.results.quantiles import Quantiles, percentile
 from orchestra.bench.results.slo import Slo
 from orchestra.policies.traffic import TrafficClass
 
@@ -18,6 +18,10 @@ __all__ = ["ClassFigures", "RateFigures", "Window", "figures_of"]
 _BINS = 60
 _GROWTH = 0.1
 _REASONS = 3
+_FIRST = 20  # calls, from whose times it is known how long a load takes to fill its target
+_ENOUGH = 0.25  # of the window, in which the target has filled up: only there a queue that grows is seen
+_LATE = 0.05
+_TIMED = (Ended.ANSWERED, Ended.UNFINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,9 @@ class ClassFigures:
     """The calls of one class that were to be sent in the window, and their latencies in seconds.
 
     ``met`` of ``calls`` kept the SLO (None without one). Calls that were refused or failed have no latency; those
-    that were unfinished took until nobody waited any longer, at least, and count as that.
+    that were unfinished took until nobody waited any longer, at least, and count as that. ``at_once`` had several
+    tokens in one piece, so that their TPOT is not known. ``over`` are the bounds of the SLO that are too short for
+    the share of the calls that it names: each with what that share of them did not exceed.
     """
 
     calls: int
@@ -53,6 +59,8 @@ class ClassFigures:
     tpot: Quantiles | None
     gap: Quantiles | None
     e2e: Quantiles | None
+    at_once: int = 0
+    over: tuple[tuple[str, float], ...] = ()
 
     @property
     def attainment(self) -> float | None:
@@ -70,6 +78,9 @@ class RateFigures:
     waited or were being answered, over the whole load; ``depth_mean`` is their mean in the window. ``drain`` is
     how long the last of them took after the window. ``lag_p99`` is how late the generator itself was.
     ``usd_per_million_tokens`` counts those in and out, and is None where nobody knows a price.
+    ``filled`` is when the first calls had an answer: before it, more and more are under way, whatever the target.
+    ``cached`` is the share of the prompts' tokens that the target had already, None where it tells no tokens.
+    ``whole`` is False where the load was cut short.
     """
 
     rate: float
@@ -86,6 +97,9 @@ class RateFigures:
     saturated: bool
     classes: dict[TrafficClass, ClassFigures]
     reasons: tuple[tuple[str, int], ...] = ()
+    filled: float = 0.0
+    cached: float | None = None
+    whole: bool = True
 
     @property
     def calls(self) -> int:
@@ -96,10 +110,31 @@ class RateFigures:
         """The class whose latencies say how good the service is: interactive, where there is such a call."""
         return self.classes.get(TrafficClass.INTERACTIVE) or self.classes[TrafficClass.BULK]
 
+    @property
+    def attainment(self) -> float | None:
+        """The share of the interactive calls that kept the SLO; None where there was none, of either."""
+        people = self.classes.get(TrafficClass.INTERACTIVE)
+        return None if people is None else people.attainment
+
+    @property
+    def filling(self) -> bool:
+        """Whether the target was only filling up in so much of the window that its throughput is too low there."""
+        return not self.saturated and self.filled - self.window.start > _GROWTH * self.window.seconds
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether the target filled up so late in the window that nobody knows whether it keeps up."""
+        return not self.saturated and _full(self.window, self.filled).seconds < _ENOUGH * self.window.seconds
+
+    @property
+    def late(self) -> bool:
+        """Whether the generator itself was so late that the target is not to blame for what took long."""
+        return self.lag_p99 > _LATE
+
     def keeps(self, slo: Slo) -> bool:
-        """Return whether the SLO holds at this rate, and the target keeps up with it."""
-        attainment = self.judged.attainment
-        return not self.saturated and attainment is not None and attainment >= slo.share
+        """Return whether the SLO holds at this rate, and the target keeps up with it. Without an interactive call
+        nobody knows, and it does not."""
+        return not self.saturated and self.attainment is not None and self.attainment >= slo.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +152,12 @@ def figures_of(
     *,
     slo: Slo | None = None,
     dollars_per_hour: float | None = None,
+    whole: bool = True,
 ) -> RateFigures:
     """Return the figures of one load.
 
-    ``dollars_per_hour`` is what the target's machine costs; without it calls are priced one by one. Raises
-    ValueError where no call was to be sent in the window.
+    ``dollars_per_hour`` is what the target's machine costs; without it calls are priced one by one. ``whole`` is
+    False where the load was cut short. Raises ValueError where no call was to be sent in the window.
     """
     counted = [call for call in calls if call.intended in window]
     if not counted:
@@ -138,6 +174,8 @@ def figures_of(
     lags = Quantiles.of(max(0.0, call.sent - call.intended) for call in counted)
     reasons = Counter(call.reason for call in counted if call.reason is not None)
     met = [one.met for one in classes.values() if one.met is not None]
+    prompts = sum(call.prompt_tokens for call in counted)
+    filled = _filled(calls)
     return RateFigures(
         rate=rate,
         window=window,
@@ -149,10 +187,13 @@ def figures_of(
         depth_mean=_depth(calls, window.start, window.end),
         drain=max(0.0, end - window.end),
         lag_p99=0.0 if lags is None else lags.p99,
-        usd_per_million_tokens=_dollars(counted, window, dollars_per_hour),
-        saturated=_saturated(calls, counted, window),
+        usd_per_million_tokens=_dollars(calls, counted, window, dollars_per_hour),
+        saturated=_saturated(calls, counted, window, filled),
         classes=classes,
         reasons=tuple(reasons.most_common(_REASONS)),
+        filled=filled,
+        cached=sum(call.cached_tokens for call in counted) / prompts if prompts else None,
+        whole=whole,
     )
 
 
@@ -163,7 +204,15 @@ def _stay(call: Measurement) -> _Stay:
 
 def _class_figures(calls: Sequence[Measurement], slo: Slo | None) -> ClassFigures:
     ends = Counter(call.ended for call in calls)
-    timed = [call for call in calls if call.ended in (Ended.ANSWERED, Ended.UNFINISHED)]
+    timed = [call for call in calls if call.ended in _TIMED]
+    ttft, e2e = list(_first_tokens(timed)), [call.e2e for call in timed]
+    tpot = [each for call in timed if (each := call.tpot) is not None]
+    over: list[tuple[str, float]] = []
+    if slo is not None and calls[0].traffic is TrafficClass.INTERACTIVE:
+        bounds = (("TTFT", slo.ttft, ttft), ("TPOT", slo.tpot, tpot), ("end to end", slo.e2e, e2e))
+        for name, bound, values in bounds:
+            if bound is not None and values and (found := percentile(values, slo.share)) > bound:
+                over.append((name, found))
     return ClassFigures(
         calls=len(calls),
         answered=ends[Ended.ANSWERED],
@@ -171,10 +220,12 @@ def _class_figures(calls: Sequence[Measurement], slo: Slo | None) -> ClassFigure
         failed=ends[Ended.FAILED],
         unfinished=ends[Ended.UNFINISHED],
         met=None if slo is None else sum(map(slo.met_by, calls)),
-        ttft=Quantiles.of(_first_tokens(timed)),
-        tpot=Quantiles.of(tpot for call in timed if (tpot := call.tpot) is not None),
+        ttft=Quantiles.of(ttft),
+        tpot=Quantiles.of(tpot),
         gap=Quantiles.of(gap for call in timed for gap in call.gaps),
-        e2e=Quantiles.of(call.e2e for call in timed),
+        e2e=Quantiles.of(e2e),
+        at_once=sum(call.came_at_once for call in calls),
+        over=tuple(over),
     )
 
 
@@ -190,29 +241,60 @@ def _depth(calls: Sequence[Measurement], start: float, end: float) -> float:
     return sum(call.overlap(start, end) for call in calls) / (end - start)
 
 
-def _saturated(calls: Sequence[Measurement], counted: Sequence[Measurement], window: Window) -> bool:
+def _filled(calls: Sequence[Measurement]) -> float:
+    """Return from when on as many calls end as come, if the target keeps up: after as long as a call takes.
+
+    Until then more and more are under way however fast the target is. Only the first calls tell: where a queue
+    grows, those after them take longer and longer.
+    """
+    first = sorted((call for call in calls if call.ended in _TIMED), key=lambda call: call.intended)[:_FIRST]
+    times = Quantiles.of(call.e2e for call in first)
+    return 0.0 if times is None else first[0].intended + times.p95
+
+
+def _full(window: Window, filled: float) -> Window:
+    """Return the part of the window in which the target has filled up; empty where there is none."""
+    return Window(min(max(window.start, filled), window.end), window.end)
+
+
+def _saturated(
+    calls: Sequence[Measurement], counted: Sequence[Measurement], window: Window, filled: float
+) -> bool:
     """Return whether calls came faster than they were answered.
 
     Two signs: more than a tenth of them had no answer; or the number under way grew by more than a tenth of those
-    that came, and by more than chance moves it (two standard deviations, as if it were Poisson's).
+    that came, and by more than chance moves it (two standard deviations, as if it were Poisson's), after the
+    target had filled up.
     """
-    unanswered = sum(call.ended is not Ended.ANSWERED for call in counted)
-    if unanswered > _GROWTH * len(counted):
+    # who was given up sooner than others are answered might have been answered, too
+    answered = Quantiles.of(call.e2e for call in calls if call.ended is Ended.ANSWERED)
+    patience = 0.0 if answered is None else answered.p95
+    known = [call for call in counted if call.ended is not Ended.UNFINISHED or call.e2e >= patience]
+    unanswered = sum(call.ended is not Ended.ANSWERED for call in known)
+    if unanswered > _GROWTH * len(known):
         return True
-    quarter = window.seconds / 4
-    first = _depth(calls, window.start, window.start + quarter)
-    last = _depth(calls, window.end - quarter, window.end)
+    full = _full(window, filled)
+    if full.seconds < _ENOUGH * window.seconds:
+        return False
+    quarter = full.seconds / 4
+    first = _depth(calls, full.start, full.start + quarter)
+    last = _depth(calls, full.end - quarter, full.end)
     growth = last - first
-    came = len(counted) * 0.75  # between the middles of the two quarters
+    came = sum(call.intended in full for call in counted) * 0.75  # between the middles of the two quarters
     return growth > _GROWTH * came and growth > 2 * math.sqrt(first + 1)
 
 
-def _dollars(calls: Sequence[Measurement], window: Window, dollars_per_hour: float | None) -> float | None:
-    if dollars_per_hour is not None:
+def _dollars(
+    calls: Sequence[Measurement],
+    counted: Sequence[Measurement],
+    window: Window,
+    dollars_per_hour: float | None,
+) -> float | None:
+    if dollars_per_hour is not None:  # of whatever was read and written in the window, whenever it was asked for
         spent = dollars_per_hour * window.seconds / 3600
         output = sum(call.output_within(window.start, window.end) for call in calls)
         read = sum(call.prompt_tokens for call in calls if call.chunks and call.chunks[0] in window)
         return spent / (output + read) * 1e6 if output + read else None
-    priced = [call for call in calls if call.usd is not None]
+    priced = [call for call in counted if call.usd is not None]
     tokens = sum(call.prompt_tokens + call.output_tokens for call in priced)
     return sum(call.usd or 0.0 for call in priced) / tokens * 1e6 if tokens else None

@@ -26,7 +26,9 @@ class Measurement:
 
     Latencies count from ``intended``, when it was to be sent, and not from ``sent``, when it was: a generator or a
     target that falls behind makes calls late, and who is late waits (no coordinated omission; G. Tene, "How NOT to
-    Measure Latency", 2013). ``chunks`` are the instants at which output came. ``usd`` is None where nobody knows.
+    Measure Latency", 2013). ``chunks`` are the instants at which output came. Of
+    ``prompt_tokens`` the target had ``cached_tokens`` already; of ``output_tokens`` it showed all but
+    ``hidden_tokens``, of a reasoning that it keeps to itself. ``usd`` is None where nobody knows.
     """
 
     traffic: TrafficClass
@@ -39,6 +41,8 @@ class Measurement:
     output_tokens: int = 0
     usd: float | None = None
     reason: str | None = None
+    cached_tokens: int = 0
+    hidden_tokens: int = 0
 
     @property
     def ttft(self) -> float | None:
@@ -47,10 +51,23 @@ class Measurement:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds per output token after the first; None with fewer than two."""
-        if self.output_tokens < 2 or not self.chunks:
+        """Mean seconds per output token that was shown after the first piece, as if each piece held as many.
+
+        None where that is not known: with fewer than two tokens or pieces.
+        """
+        pieces = len(self.chunks)
+        if self.shown_tokens < 2 or pieces < 2:
             return None
-        return (self.chunks[-1] - self.chunks[0]) / (self.output_tokens - 1)
+        return (self.chunks[-1] - self.chunks[0]) / (self.shown_tokens * (pieces - 1) / pieces)
+
+    @property
+    def shown_tokens(self) -> int:
+        return max(0, self.output_tokens - self.hidden_tokens)
+
+    @property
+    def came_at_once(self) -> bool:
+        """Whether several tokens came as one piece, as through a proxy that buffers: their TPOT is not known."""
+        return len(self.chunks) == 1 and self.shown_tokens > 1
 
     @property
     def gaps(self) -> list[float]:

@@ -43,19 +43,26 @@ class Slo:
                     raise ValueError("there are ttft, tpot, e2e and share, each once")
             except ValueError as error:
                 raise InputError(f"the SLO {text!r}: {part!r}: {error}") from None
-        if not bounds or not 0 < share <= 1:
+        if not 0 < share <= 1:
+            raise InputError(f"the SLO {text!r}: a share is above 0 and up to 100%, like ttft=500ms,share=95%")
+        if not bounds:
             raise InputError(f"the SLO {text!r} bounds nothing; write it like ttft=500ms,tpot=50ms,share=95%")
         return cls(**bounds, share=share)
 
     def met_by(self, call: Measurement) -> bool:
-        """Return whether a call was answered as promised. What cannot be known of it is taken for kept."""
+        """Return whether a call was answered as promised.
+
+        Where several tokens came at once, their TPOT is not known: the whole time, shared out, stands for it. One
+        token alone has none to keep.
+        """
         if call.ended is not Ended.ANSWERED:
             return False
         if call.traffic is TrafficClass.BULK:
             return True
         if self.ttft is not None and (call.ttft is None or call.ttft > self.ttft):
             return False
-        if self.tpot is not None and call.tpot is not None and call.tpot > self.tpot:
+        tpot = call.e2e / call.shown_tokens if call.came_at_once else call.tpot
+        if self.tpot is not None and tpot is not None and tpot > self.tpot:
             return False
         return self.e2e is None or call.e2e <= self.e2e
 
