@@ -139,7 +139,7 @@ _EXAMPLES = """\
 examples:
   python -m orchestra.kernels.tune                               all operations on the first GPU
   python -m orchestra.kernels.tune --only attention.decode       one of them
-  python -m orchestra.kernels.tune --out /tmp/launch.json        leave the table as it is
+  python -m orchestra.kernels.tune --out my-launch.json          leave the table as it is
   python -m orchestra.kernels.tune --compile sm_90 --only norm   no GPU: which candidates compile and fit
 
 Run `make kernels-aot` afterwards: it checks that what was chosen fits, and renews the README's table.
