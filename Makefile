@@ -9,7 +9,7 @@ MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-sdks kernels-aot kernels-tune gpu-check lint format soak bench-engine bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-million bench-classes model setup setup-dev clean
+.PHONY: help demo test test-sdks kernels-aot kernels-tune gpu-check lint format docs docs-plots docs-reference soak bench-engine bench-mixed bench-admission bench-overhead bench-hedging bench-intake bench-simulate bench-million bench-classes bench-agreement bench-plan model setup setup-dev clean
 
 help:  ## Say what there is.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -19,7 +19,7 @@ demo: setup model  ## Chat and a bulk job on one engine, measured: no key, no se
 
 test: setup-dev model  ## All tests.
 	@echo "==> running the tests"
-	@$(BIN)/pytest -q -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-sdks: setup-dev model  ## Other SDKs and real servers, each in an environment of its own. 20 minutes and 9 GB the first time.
 	@nice $(BIN)/python tests/sdks/run.py $(ARGS)
@@ -41,6 +41,16 @@ lint: setup-dev  ## Format, style and types, as CI checks them.
 format: setup-dev  ## Put the source into its form.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup-dev  ## The documentation, into site/. Fails where a link, an anchor or a page is missing.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+	@echo "==> site/index.html"
+
+docs-plots: setup-dev model  ## Measure what the documentation shows, and draw it: ten minutes, on a quiet machine.
+	@$(BIN)/python benchmarks/docs_plots.py $(ARGS)
+
+docs-reference: setup-dev  ## The pages of the reference that are made from the code: settings, errors, events, commands.
+	@$(BIN)/python scripts/docs_reference.py
 
 soak: setup-dev model  ## The long randomised tests, whole: an hour or more.
 	@echo "==> running the long tests, whole"
@@ -64,14 +74,23 @@ bench-hedging: setup-dev  ## What sending late calls twice does to the slowest a
 bench-intake: setup-dev  ## What a file of a million lines costs: its check, and its way into the ledger.
 	@$(BIN)/python benchmarks/intake.py $(ARGS)
 
+bench-simulate: setup-dev  ## Whether `orchestra simulate` tells beforehand what a real run waits, and how long it drains.
+	@$(BIN)/python benchmarks/simulate_check.py $(ARGS)
+
 bench-million: setup-dev  ## A million lines through `orchestra run` over batches, from the check to the results.
 	@$(BIN)/python benchmarks/million_lines.py $(ARGS)
 
 bench-classes: setup-dev model  ## Interactive requests among endless bulk work on one engine: what each loses to the other.
 	@$(BIN)/python benchmarks/mixed_classes.py $(ARGS)
 
+bench-agreement: setup-dev model  ## `orchestra bench` beside other load generators on one server: do they measure the same?
+	@$(BIN)/python benchmarks/agreement.py $(ARGS)
+
+bench-plan: setup-dev model  ## What `orchestra plan` says of this machine, against what the engine does on it.
+	@$(BIN)/python benchmarks/plan_check.py $(ARGS)
+
 clean:  ## Remove what was made here, the virtual environment included. The model's cache stays.
-	rm -rf .venv build dist demo-output benchmark-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist site demo-output benchmark-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 setup:

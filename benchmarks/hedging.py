@@ -12,16 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import random
 import selectors
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from orchestra.budget import Budget
 from orchestra.call import Body, Call, Headers
 from orchestra.config import parse_config
 from orchestra.dispatch import Dispatcher
+from orchestra.policies.rank import nearest_rank
 from orchestra.wire import WireResponse
 
 ANSWER = {
@@ -129,20 +129,16 @@ def run(
     """Return the latencies' percentiles in seconds, and the share of requests beyond one a call."""
     wire = LotteryWire(slow=slow, factor=factor, seed=seed)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        latencies = sorted(runner.run(_measure(calls, per_second, share, wire)))
+        latencies = runner.run(_measure(calls, per_second, share, wire))
     return {
         "hedge_share": share,
         "calls": calls,
         "slow": slow,
         "factor": factor,
         "seed": seed,
-        **{f"p{p:g}_s": round(_percentile(latencies, p), 4) for p in (50, 95, 98, 99, 99.9)},
+        **{f"p{p:g}_s": round(nearest_rank(latencies, p / 100), 4) for p in (50, 95, 98, 99, 99.9)},
         "extra_requests": round(wire.requests / calls - 1, 4),
     }
-
-
-def _percentile(ordered: Sequence[float], percent: float) -> float:
-    return ordered[min(len(ordered) - 1, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from rich.table import Table
 
 from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams, Timing
 from orchestra.localengine.config import SchedulerName
+from orchestra.policies.rank import nearest_rank
 
 MOST_TTFT = 2.0  # times that of the requests alone
 LEAST_BULK = 0.8  # of its speed alone
@@ -100,7 +101,8 @@ class Measured:
         told: dict[str, Any] = {"interactive": len(self.timings)}
         for name, values in series.items():
             for percent in (50, 95):
-                told[f"{name}_p{percent}_ms"] = round(percentile(values, percent) * 1000, 1) if values else None
+                found = nearest_rank(values, percent / 100) * 1000 if values else None
+                told[f"{name}_p{percent}_ms"] = None if found is None else round(found, 1)
         return {
             **told,
             "bulk_output_per_s": round(self.bulk_output / self.seconds, 2),
@@ -176,11 +178,6 @@ def _prompt(rng: random.Random, length: int) -> list[int]:
 
 def _exactly(length: int) -> SamplingParams:
     return SamplingParams(max_tokens=length, temperature=0, ignore_eos=True)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """By nearest rank."""
-    return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
 def judge(results: dict[str, dict[str, Any]], tpot_target_ms: float) -> list[tuple[str, str, str, bool]]:

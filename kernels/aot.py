@@ -252,7 +252,7 @@ def faults(case: AotCase, target: str, compiled: Compiled) -> list[str]:
 
 def _check_triton() -> None:
     if importlib.util.find_spec("triton") is None:
-        raise AotUnavailableError("Triton is not installed: pip install 'orchestra-llm[gpu]' (Linux only)")
+        raise AotUnavailableError("Triton is not installed: pip install 'triton>=3.9,<3.10' (Linux only)")
     from triton import knobs
 
     if knobs.runtime.interpret:

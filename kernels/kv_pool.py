@@ -19,12 +19,15 @@ import numpy
 import torch
 from torch import Tensor
 
+from orchestra.kernels.kv_bytes import ABSMAX_BYTES
+
 __all__ = [
     "ABSMAX_BYTES",
     "FLOAT8",
     "FLOAT8_MAX",
     "KvLayout",
     "absmax_of",
+    "check_float8",
     "head_dim_of",
     "refuse_float8",
     "unpacked",
@@ -33,7 +36,6 @@ __all__ = [
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = 448.0
-ABSMAX_BYTES = 8
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, FLOAT8)
 _LEAST_ABSMAX = 1e-30  # so that a vector of zeros is divided by something
 
@@ -82,7 +84,7 @@ class KvLayout:
         with ``dtype``, and torch.OutOfMemoryError where a GPU has too little memory.
         """
         if self.dtype == FLOAT8:
-            _check_float8(device)
+            check_float8(device)
         shape = (num_layers, num_blocks, self.kv_heads, self.block_size, self.width)
         if device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=device)
@@ -155,7 +157,8 @@ def _float8_parts(pool: Tensor) -> tuple[Tensor, Tensor]:
     return data, scales
 
 
-def _check_float8(device: torch.device) -> None:
+def check_float8(device: torch.device) -> None:
+    """Raise ValueError where a GPU has no conversions of float8."""
     if device.type != "cuda" or torch.version.hip is not None:
         return
     major, minor = torch.cuda.get_device_capability(device)

@@ -184,6 +184,7 @@ class LocalEngine:
             "model": model.name,
             "context": model.context,
             "threads": model.threads,
+            "device": model.device,
             **worker.stats(),
         }
 

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -31,6 +32,9 @@ _IN_URL = re.compile(
     r"/(?:models/|(?=tunedModels/))([^:?#]+):(?:(stream)[A-Z]|[a-z]+[A-Z]|predict)[A-Za-z]*(?:$|[?#])"
 )
 """Google's form of a URL: a model, and a verb in camel case, which tells whether the answer is a stream."""
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))  # `json.dumps` makes one each time
 
 
 def new_id() -> str:
@@ -92,7 +96,7 @@ class Call:
             url=ORIGIN + path,
             headers=(("content-type", "application/json"), ("accept", "application/json")),
             # ASCII, since half a surrogate has no UTF-8
-            body=json.dumps(payload, allow_nan=False, separators=(",", ":")).encode(),
+            body=_ENCODER.encode(payload).encode(),
             payload=payload,
             traffic=traffic,
             job=job,
@@ -103,7 +107,7 @@ class Call:
     @property
     def model(self) -> str | None:
         """The model that the call names: in its URL, as ``/models/{model}:generateContent``, or in its body."""
-        if (named := _IN_URL.search(self.url)) is not None:
+        if (named := _named_in(self.url)) is not None:
             return unquote(named[1])
         model = self.payload.get("model") if self.payload is not None else None
         return model if isinstance(model, str) else None
@@ -111,7 +115,7 @@ class Call:
     @property
     def streams(self) -> bool:
         """Whether the call asks for its answer as a stream: in its URL, or in its body."""
-        if (named := _IN_URL.search(self.url)) is not None:
+        if (named := _named_in(self.url)) is not None:
             return named[2] is not None
         return self.payload is not None and self.payload.get("stream") is True
 
@@ -160,6 +164,11 @@ class RateLimit:
     window: float = 60.0
     name: str = ""
     resolution: float = 1.0
+
+
+@lru_cache(maxsize=1024)  # each event of a call asks
+def _named_in(url: str) -> re.Match[str] | None:
+    return _IN_URL.search(url)
 
 
 async def _nothing() -> None:

@@ -83,7 +83,10 @@ class Orchestra:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """Take the settings from a TOML file. Raises ConfigError naming the file, the place and the remedy."""
+        """Take the settings from a TOML file, from whose folder relative paths in it count.
+
+        Raises ConfigError naming the file, the place and the remedy.
+        """
         made = cls(load_config(path))
         made._source = os.path.abspath(path)
         return made
@@ -226,6 +229,8 @@ class Orchestra:
             check=self._check_line,
             desk=self._desk(),
             price=self._dispatcher.price,
+            outage=self._dispatcher.outage,
+            events=self._dispatcher.events,
             dollars_per_hour={
                 f"{LOCAL}/{name}": local.dollars_per_hour
                 for name, local in self.config.local.items()

@@ -1,10 +1,12 @@
-"""The clock by which deadlines are kept: unix time that nobody sets while a process runs."""
+"""The clocks that deadlines are kept by, and the pair of them that a simulation or a test puts in their place."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-__all__ = ["wall"]
+__all__ = ["REAL_TIME", "Clock", "wall"]
 
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -23,3 +25,14 @@ def wall() -> float:
     A clock that is set meanwhile, by hand or by a server, must not make deadlines pass, nor waits last for hours.
     """
     return _START + _ticks()
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Two clocks that go at the same pace, in seconds: ``monotonic`` from whatever zero, ``wall`` in unix time."""
+
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+REAL_TIME = Clock(time.monotonic, wall)

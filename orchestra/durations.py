@@ -18,27 +18,32 @@ _UNITS = {name: seconds for seconds, names in _SECONDS.items() for name in names
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)", re.ASCII)
 
 
-def parse_duration(value: float | str) -> float:
-    """Return ``value`` in seconds. A bare number is seconds.
+def parse_duration(value: float | str, *, needs_unit: bool = False) -> float:
+    """Return ``value`` in seconds. A bare number is seconds, or with ``needs_unit`` it is refused.
 
     Raises ValueError where it is not a duration, or not above zero.
     """
-    seconds = _seconds(value)
+    seconds = _seconds(value, needs_unit)
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"a duration must be above zero, not {value!r}")
     return seconds
 
 
-def _seconds(value: float | str) -> float:
+def _seconds(value: float | str, needs_unit: bool) -> float:
     if isinstance(value, bool):
         raise ValueError(f"not a duration: {value!r}")
     if isinstance(value, int | float):
         return float(value)
     text = value.strip().lower()
     try:
-        return float(text)
+        bare = float(text)
     except ValueError:
         pass
+    else:
+        if needs_unit and 0 < bare < math.inf:
+            ways = ", ".join(f"{bare:g}{unit}" for unit in ("ms", "s", "m"))
+            raise ValueError(f"{bare:g} has no unit, so it is no duration: write {ways} or {bare:g}h")
+        return bare
     total, at = 0.0, 0
     while part := _PART.match(text, at):
         number, unit = part.groups()

@@ -51,7 +51,13 @@ __all__ = [
 
 
 class OrchestraError(Exception):
-    """Base of every exception that orchestra raises."""
+    """Base of every exception that orchestra raises.
+
+    ``timed_out`` tells whether a bound of the caller's ended the call: its timeout, its deadline, or that of its
+    HTTP request.
+    """
+
+    timed_out: bool = False
 
 
 class ConfigError(OrchestraError):
@@ -87,7 +93,14 @@ class AdmissionError(OrchestraError):
 
 
 class AdmissionTimeout(AdmissionError):
-    """The call's timeout or deadline would pass, or passed, while it waited for its turn."""
+    """The call's timeout or deadline would pass, or passed, while it waited for its turn.
+
+    ``timed_out`` is False where it would have passed for certain, so that the call was refused before it had.
+    """
+
+    def __init__(self, message: str, *, expected_wait: float | None = None, timed_out: bool = True) -> None:
+        super().__init__(message, expected_wait=expected_wait)
+        self.timed_out = timed_out
 
 
 class QueueFull(AdmissionError):
@@ -136,13 +149,16 @@ class ConnectionFailed(CallError):
     ``sent`` is False only where nothing can have reached the provider.
     """
 
-    def __init__(self, message: str, *, sent: bool) -> None:
+    def __init__(self, message: str, *, sent: bool, timed_out: bool = False) -> None:
         super().__init__(message)
         self.sent = sent
+        self.timed_out = timed_out
 
 
 class CallTimeout(CallError):
     """No answer came within the timeout that the caller gave its HTTP request."""
+
+    timed_out = True
 
 
 class DeadlineExceeded(CallTimeout):
@@ -152,6 +168,10 @@ class DeadlineExceeded(CallTimeout):
 class StreamInterrupted(CallError):
     """A stream broke after content had reached the caller: a retry would show it twice."""
 
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
 
 class AllRoutesFailed(CallError):
     """Every route of the model was tried. ``attempts`` holds (route, error) in the order tried."""
@@ -159,6 +179,8 @@ class AllRoutesFailed(CallError):
     def __init__(self, message: str, *, attempts: Sequence[tuple[str, Exception]] = ()) -> None:
         super().__init__(message)
         self.attempts = tuple(attempts)
+        last = attempts[-1][1] if attempts else None
+        self.timed_out = isinstance(last, OrchestraError) and last.timed_out
 
 
 class LocalEngineError(OrchestraError):

@@ -13,6 +13,9 @@ the provider failed, or a code nobody knows released  the same lines may do well
 the batch is not found any more             released  `is_gone`: not before it was missed again and again
 a status nobody knows, until long after     released  `given_up_at`: it may be a new word for being at work
 its end
+it was forbidden (403), again and again:    released  keys may be allowed calls and no batches; where the whole
+`is_meant`, `after_refusal`                           account is refused, the calls hear so
+it was refused otherwise                    released  each line gets its own verdict where it goes next
 ==========================================  ========  =============================================================
 
 A released line waits again and `choose` decides; its outlet is shut for a while, so that it does not go round in a
@@ -26,7 +29,7 @@ from dataclasses import dataclass
 
 from orchestra.policies.diversion import BatchOutlet
 
-__all__ = ["AfterFailure", "Recourse", "after_failure", "given_up_at", "is_gone"]
+__all__ = ["AfterFailure", "Recourse", "after_failure", "after_refusal", "given_up_at", "is_gone", "is_meant"]
 
 _FIRST_WAIT = 30.0
 _LONGEST_WAIT = 900.0
@@ -34,6 +37,8 @@ _SHUT = 600.0
 _SHUT_FOR_GOOD = 86_400.0
 _MISSES = 5
 _MISSING_SECONDS = 120.0
+_REFUSALS = 3
+_REFUSED_SECONDS = 60.0
 
 
 class Recourse(enum.StrEnum):
@@ -85,12 +90,31 @@ def after_failure(code: str, *, queue_full: bool = False, times: int = 1, answer
     return AfterFailure(Recourse.RELEASE, _SHUT, counts=True)
 
 
+def after_refusal(*, forbidden: bool, of_line: bool = False) -> AfterFailure:
+    """Return what becomes of the lines of a batch whose creation was refused.
+
+    ``forbidden``: for want of a right, which no wait brings. ``of_line``: it is of one line, and may be refused
+    for that line alone.
+    """
+    if forbidden:
+        return AfterFailure(Recourse.RELEASE, _SHUT_FOR_GOOD, counts=True)
+    return AfterFailure(Recourse.RELEASE, 0.0 if of_line else _SHUT, counts=True)
+
+
 def is_gone(misses: int, missing_for: float) -> bool:
     """Return whether a batch that was not found ``misses`` times in a row, over so many seconds, is lost.
 
     Providers may not find a batch that was just created, nor one while a part of them is down.
     """
     return misses >= _MISSES and missing_for >= _MISSING_SECONDS
+
+
+def is_meant(refusals: int, refused_for: float) -> bool:
+    """Return whether a key that was refused a right ``refusals`` times in a row, over so many seconds, has none.
+
+    A gateway's rules may be wrong for a moment, and a day of batches is too much to lose by that.
+    """
+    return refusals >= _REFUSALS and refused_for >= _REFUSED_SECONDS
 
 
 def given_up_at(created: float, window: float, outlet: BatchOutlet) -> float:

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from orchestra.policies.rank import nearest_rank
+
 __all__ = ["BatchOutlet", "Choice", "Durations", "SyncPace", "choose"]
 
 DAY = 86_400.0
@@ -173,8 +175,8 @@ class Durations:
         """
         if not self._seen:
             return None
-        usual = _rank(self._seen)
-        return _rank([*self._seen, *(age for age in open_for if age > usual)])
+        usual = nearest_rank(self._seen, _PERCENTILE)
+        return nearest_rank([*self._seen, *(age for age in open_for if age > usual)], _PERCENTILE)
 
 
 def _share(
@@ -210,9 +212,3 @@ def _window(outlet: BatchOutlet) -> float:
 
 def _saved(lines: int, outlet: BatchOutlet) -> float:
     return lines * (1 - outlet.price_factor)
-
-
-def _rank(durations: Iterable[float]) -> float:
-    """Return the p90 by nearest rank."""
-    ordered = sorted(durations)
-    return ordered[math.ceil(_PERCENTILE * len(ordered)) - 1]

@@ -17,8 +17,6 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from orchestra.localengine.weights.files import ModelFiles, Placing
 
-# These are tests of the engine on a CPU, on a machine with a GPU as well; `make gpu-check` is for that.
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Two processes of tests share the processors, so threads must not spin for long while they wait. torch reads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 # Modules that are installed are compiled once, so ours are as well, whatever the machine is set to: many tests
@@ -29,13 +27,40 @@ sys.dont_write_bytecode = False
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the long randomised tests whole, not a seeded tenth")
+    parser.addoption(
+        "--device",
+        choices=("cpu", "lab", "cuda"),
+        default="cpu",
+        help="where the engine's tests run a model: `lab` is the GPU's runner on a stand-in, `cuda` a GPU",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let hypothesis draw the same examples in every run, however slowly; under ``--soak`` it draws others."""
+    if config.getoption("--device") == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("--device cuda needs a GPU that torch sees; `--device lab` needs none")
+    else:  # a GPU that is there is seen by nobody
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     if config.getoption("--hypothesis-profile", None) is None:
         settings.register_profile("soak", settings.get_profile("ci"), derandomize=False)
         settings.load_profile("soak" if config.getoption("--soak") else "ci")
+
+
+_DEAR = (
+    "test_examples.py",
+    "kernels/test_aot.py",
+    "benchmarks/test_engine.py",
+    "test_killed.py",
+    "test_packaging.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest: who began one of them last would be alone with it at the end."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(_DEAR))
 
 
 def pytest_collection_finish() -> None:

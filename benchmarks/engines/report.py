@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from verdicts import Verdict, show_verdicts
 
 from engines.steps import StepTable
 from engines.workload import Request
+from orchestra.policies.rank import nearest_rank
 
 __all__ = ["explain", "judge", "score", "show", "show_steps", "summarise"]
 
@@ -23,12 +23,12 @@ _MOST_MEMORY_MB = 1500.0
 
 def score(run: Mapping[str, Any], oracle: Sequence[Sequence[int]] | None) -> dict[str, Any]:
     """Return the figures of one run. ``oracle`` are the outputs that it ought to have."""
-    latency = sorted(run["latency_s"])
+    latency = run["latency_s"]
     figures = {
         "tokens_per_s": round(sum(map(len, run["outputs"])) / run["wall_s"], 2),
         "wall_s": round(run["wall_s"], 2),
         "latency_mean_s": round(statistics.fmean(latency), 2),
-        "latency_p95_s": round(latency[math.ceil(0.95 * len(latency)) - 1], 2),
+        "latency_p95_s": round(nearest_rank(latency, 0.95), 2),
         "peak_mb": round(run["peak_mb"]),
         "loading_peak_mb": round(run["loading_peak_mb"]),
         "cores": round(run["cpu_s"] / run["wall_s"], 2),

@@ -13,6 +13,7 @@ from gpu.models import random_weights
 from orchestra.localengine import EngineConfig, LocalEngine
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.service.loading import LoadedModel
+from orchestra.localengine.settled_config import SettledConfig
 from orchestra.localengine.step import PENDING, OverlappingRunner, RowInput, RowOutput, StepRunner
 
 __all__ = ["BLOCK_SIZE", "open_engine", "open_runner"]
@@ -97,10 +98,10 @@ def open_runner(
     )
 
 
-def open_engine(lab: Lab, spec: ModelSpec, config: EngineConfig, *, tokens: int) -> LocalEngine:
+def open_engine(lab: Lab, spec: ModelSpec, config: SettledConfig, *, tokens: int) -> LocalEngine:
     """An engine over such a runner, with a pool of ``tokens`` tokens."""
 
-    def open_model(config: EngineConfig) -> LoadedModel:
+    def open_model(_: EngineConfig) -> LoadedModel:
         return LoadedModel(
             name="random weights",
             runner=open_runner(lab, spec, tokens=tokens, rows=config.max_num_seqs, step_tokens=config.step_tokens),

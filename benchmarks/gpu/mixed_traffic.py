@@ -16,11 +16,12 @@ from gpu.engines import open_engine
 from gpu.figures import Figure
 from gpu.lab import Lab
 from orchestra.localengine import EngineConfig
+from orchestra.localengine.settled_config import SettledConfig
 
 __all__ = ["run"]
 
 _MODEL = "1B"
-_CONFIG = EngineConfig(
+_CONFIG = SettledConfig(
     max_num_seqs=64, step_tokens=2048, interactive_slots=8, ttft_target_ms=50.0, tpot_target_ms=30.0
 )
 _LOAD = mixed_classes.Load(arrivals=60, per_second=12.0, prompt=256, output=64, bulk=80, warm_up=1.5)
@@ -37,7 +38,7 @@ def run(lab: Lab) -> Iterator[Figure]:
 
 def _phase(lab: Lab, name: str, results: dict[str, dict[str, Any]]) -> Iterator[Figure]:
     spec = lab.model(_MODEL)
-    load, config = (_TINY, EngineConfig()) if lab.rehearsal else (_LOAD, _CONFIG)
+    load, config = (_TINY, SettledConfig.on_cpu(EngineConfig())) if lab.rehearsal else (_LOAD, _CONFIG)
     engine = open_engine(lab, spec, config, tokens=(config.max_num_seqs + 1) * _LONGEST)
     setting = mixed_classes.SETTINGS[name]
 

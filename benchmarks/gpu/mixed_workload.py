@@ -17,9 +17,10 @@ from engines.workload import Request, make_workload
 from gpu.engines import open_engine
 from gpu.figures import Figure, Target
 from gpu.lab import Lab
-from orchestra.localengine import EngineConfig, LocalEngine, SamplingParams
+from orchestra.localengine import LocalEngine, SamplingParams
 from orchestra.localengine.config import SchedulerName
 from orchestra.localengine.models.spec import ModelSpec
+from orchestra.localengine.settled_config import SettledConfig
 
 __all__ = ["model_of", "requests_of", "run", "warm_up"]
 
@@ -77,7 +78,7 @@ def _measure(
     slots: int,
     rates: dict[str, float],
 ) -> Iterator[Figure]:
-    config = EngineConfig(
+    config = SettledConfig(
         scheduler=scheduler,
         max_num_seqs=slots,
         step_tokens=max(slots, 32 if lab.rehearsal else 4096),

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mixed.scenario import Scenario
+from orchestra.policies.rank import nearest_rank
 
-__all__ = ["percentile", "score"]
+__all__ = ["score"]
 
 
 def score(
@@ -24,7 +25,7 @@ def score(
     end = start + scenario.seconds
     cut = end + scenario.grace
     calls = [call for client in clients for call in client["interactive"]]
-    waits = sorted(max(0.0, (cut if done is None else done) - due - scenario.service) for due, done in calls)
+    waits = [max(0.0, (cut if done is None else done) - due - scenario.service) for due, done in calls]
     hits = [(at - start, status, tokens) for at, status, tokens in provider["hits"] if at <= cut]
     used, refused, served = _use(scenario, hits, provider["started"] - start)
     errors: dict[str, int] = {}
@@ -32,7 +33,10 @@ def score(
         for error, count in client["errors"].items():
             errors[error] = errors.get(error, 0) + count
     return {
-        "wait": {f"p{share}": round(percentile(waits, share), 4) for share in (50, 95, 99)},
+        "wait": {
+            f"p{percent}": round(nearest_rank(waits, percent / 100), 4) if waits else math.nan
+            for percent in (50, 95, 99)
+        },
         "interactive": {
             "asked": len(calls),
             "answered": sum(done is not None for _, done in calls),
@@ -56,11 +60,6 @@ def score(
             for due, done in calls
         ],
     }
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest of the values that at least ``share`` per cent of them do not exceed."""
-    return ordered[max(0, math.ceil(share / 100 * len(ordered)) - 1)] if ordered else math.nan
 
 
 def _use(

@@ -28,9 +28,13 @@ def settle(config: EngineConfig, machine: Machine) -> tuple[str, Precision]:
     """
     precision, needs_cpu = config.precision, _needs_cpu(config)
     if config.device == "cpu" or (config.device == "auto" and (needs_cpu or not _usable(machine))):
-        if precision in ("bfloat16", "float16"):
-            why = f": {_fault(machine, None)}" if config.device == "auto" and not needs_cpu else ""
-            raise EngineError(f'precision {precision!r} is for GPUs{why}; set it to "auto" or "float32"')
+        if needs_gpu := _needs_gpu(config):
+            setting, remedy = needs_gpu
+            if config.device == "cpu":
+                why = ""
+            else:
+                why = f", and {needs_cpu} for CPUs" if needs_cpu else f": {_fault(machine, None)}"
+            raise EngineError(f"{setting} is for GPUs{why}; set it to {remedy}")
         return "cpu", "float32" if precision == "auto" else precision
     if needs_cpu:
         raise EngineError(f"{needs_cpu} is for CPUs: leave it out, {_ON_CPU}")
@@ -66,6 +70,13 @@ def _needs_cpu(config: EngineConfig) -> str | None:
     return "strict" if config.strict else None
 
 
+def _needs_gpu(config: EngineConfig) -> tuple[str, str] | None:
+    """What of it a CPU has not, and what to set it to there."""
+    if config.precision in ("bfloat16", "float16"):
+        return f"precision {config.precision!r}", '"auto" or "float32"'
+    return (f"kv_dtype {config.kv_dtype!r}", '"auto"') if config.kv_dtype == "float8" else None
+
+
 def _usable(machine: Machine) -> list[int]:
     return [i for i, fault in enumerate(machine.gpus) if fault is None] if machine.triton else []
 
@@ -77,7 +88,7 @@ def _fault(machine: Machine, index: int | None) -> str | None:
     if index is not None and index >= len(machine.gpus):
         return f"there are {len(machine.gpus)} GPUs here: name another"
     if not machine.triton:
-        return 'its kernels need Triton: pip install "orchestra-llm[gpu]"'
+        return "its kernels need Triton: pip install 'triton>=3.9,<3.10'"
     if index is not None:
         return machine.gpus[index]
     return None if _usable(machine) else machine.gpus[0]

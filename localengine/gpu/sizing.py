@@ -43,6 +43,10 @@ class DeviceMemory:
         """
         if kv_bytes is not None and kv_bytes > self.kv_bytes:
             raise ValueError(f"kv_bytes is {human(kv_bytes)}, and {self._told()}: lower it")
+        if kv_bytes is not None and kv_bytes < block_bytes:
+            raise ValueError(
+                f"a KV cache of {human(kv_bytes)} holds no block, which takes {human(block_bytes)}: raise kv_bytes"
+            )
         blocks = (self.kv_bytes if kv_bytes is None else kv_bytes) // block_bytes
         if blocks < 1:
             raise ValueError(

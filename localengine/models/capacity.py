@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from orchestra.kernels.kv_bytes import ABSMAX_BYTES
 from orchestra.localengine.models.layout import EMBEDDING, tensor_shapes
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.precision import Precision
@@ -29,7 +30,6 @@ KvDtype = Literal["float32", "bfloat16", "float16", "float8"]
 """What keys and values can be kept in; float8 only by GPUs, from NVIDIA's of 2022 on."""
 
 _FLOAT32_BYTES = 4
-_FLOAT8_SCALES = 8  # bytes for the largest magnitudes of a token's key and value, by head (see `KvLayout`)
 _HALVES = ("bfloat16", "float16")  # in which only a GPU computes
 _INT8_COLUMNS = 512  # FBGEMM fills the columns of a matrix up to a multiple of this
 _INT8_ROW_BYTES = 12  # and has a scale, a zero point and a sum for each row
@@ -71,10 +71,15 @@ class Capacity:
         return min(self.max_position, self.max_tokens)
 
     def concurrency(self, tokens: int) -> int:
-        """How many requests of ``tokens`` tokens each, prompt and output together, the pool holds at once."""
+        """How many requests of ``tokens`` tokens each, prompt and output together, the pool holds at once.
+
+        The last token of an output takes no room: nothing is computed after it.
+        """
         if tokens < 1:
             raise ValueError(f"a request has at least 1 token, not {tokens}")
-        return self.num_blocks // -(-tokens // self.block_size)
+        if tokens > self.max_context:
+            return 0
+        return self.num_blocks // -(-max(tokens - 1, 1) // self.block_size)
 
     def describe(self) -> str:
         """Two or three sentences for people."""
@@ -136,7 +141,7 @@ def kv_bytes_per_token(spec: ModelSpec, precision: Precision = "float32", kv_dty
     """Memory that the KV cache takes for one token. ``kv_dtype`` None goes with weights in ``precision``."""
     kept = kv_dtype or precision
     if kept == "float8":
-        return spec.kv_values_per_token + spec.num_layers * spec.num_kv_heads * _FLOAT8_SCALES
+        return spec.kv_values_per_token + spec.num_layers * spec.num_kv_heads * ABSMAX_BYTES
     return spec.kv_values_per_token * (2 if kept in _HALVES else _FLOAT32_BYTES)
 
 

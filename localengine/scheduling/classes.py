@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.scheduling.sequence import Sequence
+from orchestra.localengine.settled_config import SettledConfig
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["ClassLimits"]
@@ -36,7 +36,7 @@ class ClassLimits:
             raise ValueError("bulk_min_share must be at least 0 and below 1")
 
     @classmethod
-    def of(cls, config: EngineConfig, num_blocks: int) -> ClassLimits:
+    def of(cls, config: SettledConfig, num_blocks: int) -> ClassLimits:
         """What an engine's settings give to each class. Only the scheduler of classes keeps anything apart."""
         if config.scheduler != "classes":
             return cls(max_num_seqs=config.max_num_seqs, num_blocks=num_blocks)

@@ -35,12 +35,12 @@ INTERACTIVE, BULK = TrafficClass.INTERACTIVE, TrafficClass.BULK
 def plan_step(state: SchedulerState, budget: StepBudget, cost: StepCost) -> StepPlan:
     """Plan the next step. The same arguments give the same plan, in O(running + admitted) work."""
     draft = _Draft(state, budget, cost)
-    bound = budget.tpot if any(seq.is_decoding for seq in draft.running[INTERACTIVE].values()) else None
+    is_decoding = any(seq.is_decoding for seq in draft.running[INTERACTIVE].values())
     if draft.bulk_turn:
         # What bulk is owed comes before anything else, but leaves each running interactive request its token.
         draft.serve(BULK, tokens=min(int(state.bulk_owed), budget.tokens - len(draft.running[INTERACTIVE])))
-    draft.serve(INTERACTIVE, seconds=inf if bound is None else bound)
-    draft.serve(BULK, seconds=budget.ttft if bound is None else bound)
+    draft.serve(INTERACTIVE, seconds=budget.tpot if is_decoding else inf)
+    draft.serve(BULK, seconds=min(budget.tpot, budget.catch_up) if is_decoding else budget.ttft)
     return draft.plan()
 
 

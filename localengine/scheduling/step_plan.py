@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.scheduling.cost import StepCost, StepLoad
+from orchestra.localengine.settled_config import SettledConfig
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Hold", "PlannedRow", "StepBudget", "StepPlan"]
@@ -34,25 +34,29 @@ class StepBudget:
     ``tpot`` bounds a step while an interactive request is decoding; ``ttft`` bounds what bulk may add to any other
     step, since an interactive request may arrive while it runs. A target for the time between tokens is one for
     nearly all requests, not for their mean, so that steps are planned shorter by what predictions miss.
+
+    ``catch_up`` bounds what bulk may add while an interactive request is behind its target. Only bulk pays for
+    that: were the prompts of other people to wait for it, too, steps would do the less the more people there are.
     """
 
     tokens: int
     ttft: float
     tpot: float
+    catch_up: float = math.inf
 
     @classmethod
-    def of(cls, config: EngineConfig, cost: StepCost, due: float = math.inf) -> StepBudget:
+    def of(cls, config: SettledConfig, cost: StepCost, due: float = math.inf) -> StepBudget:
         """What an engine's settings allow on a machine whose steps cost that.
 
         ``due`` seconds from now an interactive request's next token keeps its mean time between tokens at the
         target; the most urgent one's. So a request that slow steps have set back catches up.
         """
         floor = _LEAST_USE * cost.base
-        tpot = min(config.tpot_target_ms / 1000 / (1 + _MARGIN * cost.error), due / (1 + cost.error))
         return cls(
             tokens=config.step_tokens,
             ttft=max(config.ttft_target_ms / 1000, floor),
-            tpot=max(tpot, floor),
+            tpot=max(config.tpot_target_ms / 1000 / (1 + _MARGIN * cost.error), floor),
+            catch_up=max(due / (1 + cost.error), floor),
         )
 
 

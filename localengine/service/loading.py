@@ -15,6 +15,7 @@ from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.errors import EngineError
 from orchestra.localengine.precision import Precision
 from orchestra.localengine.request import Message
+from orchestra.localengine.settled_config import SettledConfig
 from orchestra.localengine.step import StepRunner
 from orchestra.localengine.text.assembler import TokenBytes
 from orchestra.localengine.text.structure import StructureCompiler
@@ -54,7 +55,8 @@ class LoadedModel:
 
     ``context`` is the most tokens that prompt and output may have together. ``encode_chat`` turns chat messages
     into token ids by the model's template, and ``tool_syntax`` is how its family calls tools; None where the model
-    has no template. ``structures`` compiles the forms that an output may be held to.
+    has no template. ``structures`` compiles the forms that an output may be held to. ``config`` is what the
+    engine's settings came to on ``device``; None is what they come to on a CPU.
     """
 
     name: str
@@ -65,6 +67,8 @@ class LoadedModel:
     threads: int
     tool_syntax: ToolSyntax | None = None
     structures: StructureCompiler | None = None
+    device: str = "cpu"
+    config: SettledConfig | None = None
 
 
 def prepare_torch() -> None:
@@ -110,12 +114,14 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
         from orchestra.localengine.text.chat_template import ChatTemplate
 
         device, precision = settle(config, this_machine())
+        runner: StepRunner
         if device == "cpu":
-            files, runner = _on_cpu(path, config, precision)
+            settled = SettledConfig.on_cpu(config)
+            files, runner = _on_cpu(path, settled, precision)
         else:
             from orchestra.localengine.gpu.loading import load_on_gpu
 
-            files, runner = load_on_gpu(path, torch.device(device), config, precision)
+            files, runner, settled = load_on_gpu(path, torch.device(device), config, precision)
         tokenizer = files.tokenizer
         encode_chat: ChatEncoder | None = None
         syntax = None
@@ -141,6 +147,8 @@ def model_opener(weights: str) -> Callable[[EngineConfig], LoadedModel]:
             threads=torch.get_num_threads(),
             tool_syntax=syntax,
             structures=StructureCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids),
+            device=device,
+            config=settled,
         )
 
     return open_model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter, deque
@@ -30,6 +29,7 @@ from orchestra.localengine.events import (
 from orchestra.localengine.service.generation import Generation
 from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.step_record import StepRecord
+from orchestra.policies.rank import nearest_rank
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Telemetry"]
@@ -205,8 +205,5 @@ def _ratio(part: float, whole: float) -> float | None:
 def _spread(values: Sequence[float]) -> dict[str, float | int | None]:
     """The median and the 95th percentile (nearest rank), and of how many."""
     ordered = sorted(values)
-
-    def at(share: float) -> float | None:
-        return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
-
-    return {"p50": at(0.5), "p95": at(0.95), "count": len(ordered)}
+    p50, p95 = (nearest_rank(ordered, share) if ordered else None for share in (0.5, 0.95))
+    return {"p50": p50, "p95": p95, "count": len(ordered)}

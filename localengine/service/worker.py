@@ -36,6 +36,7 @@ from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.service.own_process import claim_process
 from orchestra.localengine.service.stream import waking_together
 from orchestra.localengine.service.telemetry import Telemetry
+from orchestra.localengine.settled_config import SettledConfig
 from orchestra.localengine.step import RowOutput, StepAbandoned, StepOutOfMemory
 from orchestra.localengine.step_record import StepRecord
 from orchestra.policies.traffic import TrafficClass
@@ -67,14 +68,14 @@ class Worker:
     def __init__(
         self, open_model: Callable[[EngineConfig], LoadedModel], config: EngineConfig, events: EventBus
     ) -> None:
-        self.config = config
+        self.config = SettledConfig.on_cpu(config)  # until it is known where the model is
         self.telemetry = Telemetry(events)
         self.ready: Future[LoadedModel] = Future()
         self.ended = False
         # SimpleQueue.put is reentrant: a stream's finalizer may run inside any other call, even a put
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # loading is the first command, and nothing else keeps `open_model`, which may lead back to the engine
-        self._commands.put(lambda: self._load(open_model))
+        self._commands.put(lambda: self._load(open_model, config))
         self._lock = threading.Lock()
         self._inbox = dict.fromkeys(TrafficClass, 0)
         self._why_ended: Callable[[], EngineError] = closed
@@ -148,6 +149,7 @@ class Worker:
         pool = state.pool if state else None
         return {
             "slots": self.config.max_num_seqs,
+            "step_tokens": self.config.step_tokens,
             "running": {str(c): len(state.running[c]) if state else 0 for c in TrafficClass},
             "waiting": {str(c): self._inbox[c] + self._num_waiting(c) for c in TrafficClass},
             "blocks": {
@@ -187,9 +189,10 @@ class Worker:
                     self._deliver_late(self._state)
         self._end(why)
 
-    def _load(self, open_model: Callable[[EngineConfig], LoadedModel]) -> None:
+    def _load(self, open_model: Callable[[EngineConfig], LoadedModel], config: EngineConfig) -> None:
         try:
-            model = open_model(self.config)
+            model = open_model(config)
+            self.config = model.config or self.config
             runner = model.runner
             limits = self._limits = ClassLimits.of(self.config, runner.num_blocks)
             self._state = SchedulerState(

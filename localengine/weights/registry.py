@@ -156,7 +156,7 @@ def pull(name: str, *, source: Path | None = None, progress: Progress | None = N
     model = _known(name)
     say = progress or _silent
     if cached(name) is not None:
-        say(f"checking the cached {model.title}")
+        say(f"checking the cached {model.title}" + (f"; {source} is not needed" if source else ""))
         try:
             return verify(name)
         except ModelFileError:

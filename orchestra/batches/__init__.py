@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from orchestra.batches.client import BatchClient, Lines
 from orchestra.batches.desk import BatchDesk
-from orchestra.batches.errors import AccountRefused, BatchBusy, BatchNotFound, BatchRefused, BatchUnclear
+from orchestra.batches.errors import (
+    AccountRefused,
+    BatchBusy,
+    BatchForbidden,
+    BatchNotFound,
+    BatchRefused,
+    BatchUnclear,
+)
 from orchestra.batches.route import BatchRoute
 
 __all__ = [
@@ -12,6 +19,7 @@ __all__ = [
     "BatchBusy",
     "BatchClient",
     "BatchDesk",
+    "BatchForbidden",
     "BatchNotFound",
     "BatchRefused",
     "BatchRoute",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -14,7 +14,14 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from aiolimiter import AsyncLimiter
 
-from orchestra.batches.errors import AccountRefused, BatchBusy, BatchNotFound, BatchRefused, BatchUnclear
+from orchestra.batches.errors import (
+    AccountRefused,
+    BatchBusy,
+    BatchForbidden,
+    BatchNotFound,
+    BatchRefused,
+    BatchUnclear,
+)
 from orchestra.batches.mask import Mask
 from orchestra.call import Headers
 from orchestra.clock import wall
@@ -46,7 +53,8 @@ _LONGEST_ANSWER = 256 << 20
 _LONGEST_ERROR = 1 << 20
 _LONGEST_MESSAGE = 300
 _BUSY = frozenset({408, 425, 429})
-_OF_ACCOUNT = frozenset({401, 402, 403})
+_OF_ACCOUNT = frozenset({401, 402})
+_REFUSALS: Mapping[int, type[BatchRefused]] = {403: BatchForbidden, 404: BatchNotFound}
 _SPENT = frozenset(
     {
         "access_terminated",
@@ -316,7 +324,7 @@ class BatchClient:
         if status in _BUSY or status >= 500:
             fault = self._account.provider.fault(status, response.headers, body, self._clock())
             return BatchBusy(told, status=status, code=code, retry_after=fault.retry_after or 0.0)
-        return (BatchNotFound if status == 404 else BatchRefused)(told, status=status, code=code)
+        return _REFUSALS.get(status, BatchRefused)(told, status=status, code=code)
 
 
 async def _whole(response: WireResponse, longest: int) -> bytes:

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from orchestra.batches.client import BatchClient
 from orchestra.batches.creation import Creation
 from orchestra.batches.route import BatchRoute
-from orchestra.budget import Budget
+from orchestra.budget import Budget, DayLimit
 from orchestra.call import Call, Charge, Headers
 from orchestra.clock import wall
-from orchestra.dispatch.accounts import NO_KEY
+from orchestra.dispatch.accounts import NO_KEY, Account
 from orchestra.dispatch.route_table import Target
 from orchestra.errors import UnknownModelError
 from orchestra.policies.diversion import BatchOutlet
@@ -55,14 +56,16 @@ _Key = tuple[str, str, Headers, str]
 
 
 class _Account:
-    """What is known of an account's queue."""
+    """What is known of an account: its queue, and its right to batches."""
 
-    __slots__ = ("failures", "full_until", "open")
+    __slots__ = ("failures", "forbidden", "full_until", "may_create", "open")
 
     def __init__(self) -> None:
         self.open: set[object] = set()
         self.full_until = 0.0
         self.failures = 0
+        self.forbidden = 0
+        self.may_create = False
 
 
 class _Counter:
@@ -106,6 +109,13 @@ class BatchDesk:
     def routes(self, call: Call) -> list[BatchRoute]:
         """Return where calls like this one can ride in batches, in order of preference."""
         return self._routes(call)
+
+    def day_limits(self, account: Account, call: Call, model: str) -> list[DayLimit]:
+        """Return what the limits of a day leave at an account to bulk calls like this one.
+
+        Raises ConfigError where the account's key cannot be had.
+        """
+        return self._budget.day_limits(account.name, account.fingerprint(call), account.limits(model), model)
 
     def reopened(self, record: Reopened) -> BatchRoute | None:
         """Return the route of a batch that was made earlier, though the settings may want no more batches there.
@@ -173,19 +183,21 @@ class BatchDesk:
         lease = await pool.acquire(route.charge_of(payload), traffic=TrafficClass.BULK, job=job)
         return Creation(pool, lease, route.account.provider, self.wall)
 
-    async def afford(self, route: BatchRoute, usd: float | None, *, job: str) -> None:
+    async def afford(self, route: BatchRoute, usd: float | None, *, job: str) -> Callable[[], None]:
         """Wait until the account's cap in dollars has room for a batch, and count it as spent.
 
-        It is counted when the batch is handed in, since it cannot be held back afterwards; what turns out to have
-        been too much is not given back. Without a cap nothing is asked. Raises BudgetExceeded where it never fits,
-        PriceUnknown where nobody knows what it costs.
+        It is counted when the batch is handed in, since it cannot be held back afterwards. Returns what gives all
+        of it back, to be called once where the batch has cost nothing; of one that cost less than was thought,
+        nothing is. Without a cap nothing is asked. Raises BudgetExceeded where it never fits, PriceUnknown where
+        nobody knows what it costs.
         """
         if not route.is_capped:
-            return
+            return _nothing
         limits = route.account.limits(route.model)
         pool = self._budget.pool(route.account.name, route.fingerprint, limits, route.model)
         lease = await pool.acquire(Charge(requests=0.0, usd=usd), traffic=TrafficClass.BULK, job=job)
         lease.keep()
+        return partial(pool.give_back, lease)
 
     def uploading(self, route: BatchRoute) -> asyncio.Semaphore:
         """Return what bounds how many batches are handed in at once."""
@@ -212,9 +224,20 @@ class BatchDesk:
         """Hand in no batch of the account for so long: its queue is full, whatever our own count says."""
         self._account(route).full_until = self.wall() + seconds
 
+    def note_created(self, route: BatchRoute) -> None:
+        """Note that a batch of the account was created: its key has the right to."""
+        self._account(route).may_create = True
+
+    def note_forbidden(self, route: BatchRoute) -> int:
+        """Count a creation that was forbidden. Returns how many of the account were; 0 where one was allowed: then
+        it is not the key."""
+        account = self._account(route)
+        account.forbidden += 1
+        return 0 if account.may_create else account.forbidden
+
     def shut(self, route: BatchRoute, seconds: float) -> None:
-        """Let no line ride along ``route`` for so long."""
-        self._shut[route.group] = self.wall() + seconds
+        """Let no line ride along ``route`` for so long, or longer where that was said before."""
+        self._shut[route.group] = max(self._shut.get(route.group, 0.0), self.wall() + seconds)
 
     def is_open(self, route: BatchRoute) -> bool:
         """Return whether lines may ride along ``route``. May be called from any thread."""
@@ -241,6 +264,10 @@ class BatchDesk:
             )
             counter = counters[_key(route)] = _Counter(client)
         return counter
+
+
+def _nothing() -> None:
+    """Give nothing back."""
 
 
 def _key(route: BatchRoute) -> _Key:

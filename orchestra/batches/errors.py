@@ -3,7 +3,8 @@
     ProviderError                  (`orchestra.errors`)
     ├── BatchRefused               it will not: asked again, it says the same
     │   ├── BatchNotFound          it knows no such batch or file; which may be a matter of time
-    │   └── AccountRefused         it would refuse anything of this account: a wrong key, no rights, a spent quota
+    │   ├── BatchForbidden         the key has no right to this, which may hold for batches alone: a 403
+    │   └── AccountRefused         it would refuse anything of this account: a wrong key, a spent quota
     └── BatchBusy                  not now: a 408, 425, 429 or 5xx
         └── BatchUnclear           which of several batches is meant will be known when they have ended
 
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 from orchestra.errors import ProviderError
 
-__all__ = ["AccountRefused", "BatchBusy", "BatchNotFound", "BatchRefused", "BatchUnclear"]
+__all__ = ["AccountRefused", "BatchBusy", "BatchForbidden", "BatchNotFound", "BatchRefused", "BatchUnclear"]
 
 
 class BatchRefused(ProviderError):
@@ -28,8 +29,12 @@ class BatchNotFound(BatchRefused):
     """There is no such batch, or file: not yet, not any more, or not for this key."""
 
 
+class BatchForbidden(BatchRefused):
+    """The key has no right to what was asked, a 403: keys are often allowed chat and no files or batches."""
+
+
 class AccountRefused(BatchRefused):
-    """The provider refused the account, whatever was asked: a 401, 402, 403, or a quota that is spent. It says
+    """The provider refused the account, whatever was asked: a 401, a 402, or a quota that is spent. It says
     nothing about the batch."""
 
 

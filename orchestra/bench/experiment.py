@@ -127,7 +127,9 @@ class Experiment:
 
     def _is_in_vain(self, figures: RateFigures) -> bool:
         """Return whether higher rates would tell nothing of the target, and say why."""
-        if figures.unjudged:
+        if figures.unjudged and figures.silent:
+            self._say("the sweep ends here: no call had an end when nobody waited any longer; raise --drain")
+        elif figures.unjudged:
             self._say("the sweep ends here: calls take so long that the target only fills up; raise --warm-up")
         elif figures.late and not self._tried(figures).good:
             self._say("the sweep ends here: this machine cannot send more calls in time, whatever the target can")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestra.budget.budget import Budget
+from orchestra.budget.day_limit import DayLimit
 from orchestra.budget.lease import Lease
 from orchestra.budget.limits import limits_for
 from orchestra.budget.pool import Pool
@@ -11,6 +12,7 @@ from orchestra.budget.prices import CostRange, batch_factor, cost, estimate, pri
 __all__ = [
     "Budget",
     "CostRange",
+    "DayLimit",
     "Lease",
     "Pool",
     "batch_factor",

@@ -240,6 +240,14 @@ class Admission:
         if spent.usd:
             total[4] += spent.usd
 
+    def give_back(self, ticket: Ticket, now: float) -> None:
+        """Take back those dollars of a kept grant, which has cost nothing, that have not left their window."""
+        usd = ticket.charge.usd or 0.0
+        for dimension in ticket.held_in:
+            if dimension.metric == "usd" and now - ticket.granted_at < dimension.bucket.window:
+                dimension.bucket.give_back(usd, now)
+        self._spent[4] = max(0.0, self._spent[4] - usd)
+
     def _calibrate(self, estimate: Charge, spent: Charge) -> None:
         """Learn how far estimates are off. Waiting calls are raised anew where it makes a hundredth."""
         if spent.input_tokens and estimate.input_tokens:

@@ -114,6 +114,10 @@ class Bucket:
             used = self.used(now) + spent - reserved
             self._used = used if used > 0 else 0.0
 
+    def give_back(self, amount: float, now: float) -> None:
+        """Make good ``amount`` that was spent and, as is known only now, was not. It must not have left since."""
+        self.settle(0.0, -amount, now)
+
     def set_available(self, available: float, now: float) -> None:
         """Put right how much is left, as far as it fits. What is reserved stays reserved."""
         used = self.capacity - available

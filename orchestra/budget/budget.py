@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orchestra.budget.alarm import Alarm, CallAt, call_at
-from orchestra.budget.limits import batch_limits, matches, online_limits
+from orchestra.budget.day_limit import DayLimit
+from orchestra.budget.limits import batch_limits, days_of, matches, online_limits
 from orchestra.budget.pool import Pool
 from orchestra.config import BudgetConfig, LimitsConfig, TrafficConfig
+from orchestra.policies.reserve import Reserve
 
 if TYPE_CHECKING:
     from orchestra.budget.shared import Borrower, Loan
@@ -84,6 +86,21 @@ class Budget:
         however it ended. Grouped as `pool` groups calls, and apart from it: neither takes from the other.
         """
         return self._pool(provider, key_fingerprint, limits, model, _BATCH)
+
+    def day_limits(
+        self, provider: str, key_fingerprint: str, limits: LimitsConfig | None, model: str | None
+    ) -> list[DayLimit]:
+        """Return what the limits of a day leave to bulk. It blocks for a moment where processes share them."""
+        if limits is None or not (days := days_of(limits)):
+            return []
+        known = self.pool(provider, key_fingerprint, limits, model).snapshot()["dimensions"]
+        least = Reserve(self._traffic.interactive_reserve).share(self._clock())  # before an account was ever used
+        found = []
+        for name, capacity in days.items():
+            numbers = known.get(name, {})
+            reserve = max(least * capacity, numbers.get("interactive_reserve", 0.0))
+            found.append(DayLimit(name, capacity, used=numbers.get("used", 0.0), reserve=reserve))
+        return found
 
     def _pool(
         self, provider: str, key_fingerprint: str, limits: LimitsConfig | None, model: str | None, kind: str

@@ -12,6 +12,7 @@ from orchestra.config import LimitsConfig, PriceConfig
 
 __all__ = [
     "batch_limits",
+    "days_of",
     "describe_limit",
     "limits_for",
     "matches",
@@ -55,14 +56,17 @@ def online_limits(limits: LimitsConfig | None, now: float) -> list[Bucket]:
             else:
                 rate = limit / MINUTE
                 buckets.append(Bucket(metric, capacity=rate * limits.burst_seconds, rate=rate, now=now))
-    for metric in _PER_DAY:
-        name = f"{metric}_per_day"
-        limit = getattr(limits, name)
-        if limit is not None:
-            buckets.append(Window(metric, capacity=limit, window=DAY, now=now, name=name))
+    for name, limit in days_of(limits).items():
+        buckets.append(Window(_METRICS[name], capacity=limit, window=DAY, now=now, name=name))
     if limits.max_concurrency is not None:
         buckets.append(Bucket("concurrency", capacity=limits.max_concurrency, now=now))
     return buckets
+
+
+def days_of(limits: LimitsConfig) -> dict[str, float]:
+    """Return the limits of a day that are set, by their keys."""
+    names = (f"{metric}_per_day" for metric in _PER_DAY)
+    return {name: limit for name in names if (limit := getattr(limits, name)) is not None}
 
 
 def batch_limits(limits: LimitsConfig | None, now: float) -> list[Bucket]:

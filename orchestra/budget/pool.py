@@ -146,6 +146,10 @@ class Pool:
             raise
         return self._admit(ticket)
 
+    def give_back(self, lease: Lease) -> None:
+        """Take back the dollars of a lease that was kept: what it was for has cost nothing. Call it once."""
+        self._post(partial(self._admission.give_back, lease.ticket))
+
     def note_reader(self, lease: Lease, *, handed: bool) -> None:
         """Note whose turn it is at a stream under ``lease``: its reader was ``handed`` something, or asks on.
 
@@ -197,8 +201,12 @@ class Pool:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the pool's state as a plain dict. Instants are given as seconds from now."""
-        state = self._inspect(_describe)
-        return state if self._loan is None else self._loan.describe(state)
+        loan = self._loan
+        if loan is None:
+            return self._inspect(_describe)
+        return loan.describe(
+            self._inspect(lambda admission, now: loan.explain(_describe(admission, now), admission, now))
+        )
 
     def is_idle(self) -> bool:
         """Return whether the pool holds nothing that a new one would not."""

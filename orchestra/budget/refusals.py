@@ -48,7 +48,7 @@ def timed_out(ticket: Ticket, expected: float | None, now: float, *, paused: str
     if expected is not None:
         message += f"; it would have waited about {_seconds(waited + expected)}"
         expected += waited
-    return AdmissionTimeout(message, expected_wait=expected)
+    return AdmissionTimeout(message, expected_wait=expected, timed_out=now >= ticket.bound)
 
 
 def queue_full(line: Line, expected: float | None) -> QueueFull:

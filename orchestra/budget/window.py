@@ -90,18 +90,18 @@ class Window(Bucket):
         else:
             self._take_back(-more, now)
 
+    def give_back(self, amount: float, now: float) -> None:
+        """As a bucket's. Nobody knows here when it was spent: so it comes off what leaves first, which at no later
+        instant makes less of the rest than there is."""
+        self._left_by(now)
+        self._forgo(amount)
+
     def set_available(self, available: float, now: float) -> None:
         spent = max(0.0, self.capacity - available - (self.reserved if self.hard else 0.0))
         surplus = self._left_by(now) - spent
         if surplus <= 0:
             self._spend(-surplus, now)
-        while surplus > 0 and self._past:  # what leaves first: the rest stays for as long as it was
-            part = min(surplus, self._past[0][1])
-            surplus -= part
-            self._past[0][1] -= part
-            if self._past[0][1] <= 0:
-                self._past.popleft()
-        self._sum_up()
+        self._forgo(surplus)
 
     def resize(self, capacity: float, rate: float, now: float) -> None:
         """Change the limit to ``capacity`` in the same window. What is used stays used."""
@@ -152,6 +152,16 @@ class Window(Bucket):
             self._past[-1][1] -= part
             if self._past[-1][1] <= 0:
                 self._past.pop()
+        self._sum_up()
+
+    def _forgo(self, amount: float) -> None:
+        """Unspend what leaves first: the rest stays for as long as it was."""
+        while amount > 0 and self._past:
+            part = min(amount, self._past[0][1])
+            amount -= part
+            self._past[0][1] -= part
+            if self._past[0][1] <= 0:
+                self._past.popleft()
         self._sum_up()
 
     def _sum_up(self) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import re
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestra.cli.bench_compare import PEOPLE, WORK
+from orchestra.cli.duration_option import duration_option
 from orchestra.errors import InputError
+from orchestra.lengths import LENGTHS_HELP
 
 if TYPE_CHECKING:
     from orchestra.bench.experiment import Experiment
-    from orchestra.bench.load.endpoint_target import EndpointTarget
-    from orchestra.bench.load.route_target import RouteTarget
     from orchestra.bench.load.workload import Load
 
 __all__ = ["bench"]
@@ -29,6 +25,7 @@ _ARRIVALS, _PROMPT, _OUTPUT = "poisson", "lognormal:128:0.6:1024", "uniform:32:9
 
 
 def bench(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Option(
@@ -62,6 +59,20 @@ def bench(
             rich_help_panel=_LOAD,
         ),
     ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Serve one load in four ways by the engine in this process, and say what tells them apart: one "
+            "queue, static batches, two pools, classes. --rates is one number then, of interactive calls.",
+        ),
+    ] = False,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            "--minutes", min=1.0, help="With --compare: how long it takes, at most; in it, as many rounds as fit."
+        ),
+    ] = 9.0,
     slo: Annotated[
         str | None,
         typer.Option(
@@ -72,18 +83,23 @@ def bench(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="How long each rate is measured.", rich_help_panel=_LOAD)
-    ] = 30.0,
-    warm_up: Annotated[
-        float,
-        typer.Option("--warm-up", min=0.0, help="Seconds of load before it counts.", rich_help_panel=_LOAD),
-    ] = 5.0,
-    drain: Annotated[
-        float,
+        str,
         typer.Option(
-            "--drain", min=0.0, help="Seconds after it in which answers are awaited.", rich_help_panel=_LOAD
+            "--seconds", metavar="TIME", help="How long each rate is measured: 30, or 2m.", rich_help_panel=_LOAD
         ),
-    ] = 60.0,
+    ] = "30s",
+    warm_up: Annotated[
+        str,
+        typer.Option(
+            "--warm-up", metavar="TIME", help="How long there is load before it counts.", rich_help_panel=_LOAD
+        ),
+    ] = "5s",
+    drain: Annotated[
+        str,
+        typer.Option(
+            "--drain", metavar="TIME", help="How long answers are awaited after it.", rich_help_panel=_LOAD
+        ),
+    ] = "60s",
     arrivals: Annotated[
         str | None,
         typer.Option(
@@ -97,8 +113,7 @@ def bench(
         typer.Option(
             "--prompt",
             metavar="LENGTHS",
-            help="Tokens of a prompt: 128, uniform:64:256, or lognormal:128:0.8:1024 (median, sigma, most). "
-            f"Default: {_PROMPT}",
+            help=f"Tokens of a prompt: {LENGTHS_HELP}. Default: {_PROMPT}; to compare, {PEOPLE[0]}",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -107,7 +122,7 @@ def bench(
         typer.Option(
             "--output",
             metavar="LENGTHS",
-            help=f"Tokens of an answer, at most. Default: {_OUTPUT}",
+            help=f"Tokens of an answer, at most. Default: {_OUTPUT}; to compare, {PEOPLE[1]}",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -119,11 +134,21 @@ def bench(
     ] = None,
     bulk_prompt: Annotated[
         str | None,
-        typer.Option("--bulk-prompt", metavar="LENGTHS", help="Default: as --prompt.", rich_help_panel=_LOAD),
+        typer.Option(
+            "--bulk-prompt",
+            metavar="LENGTHS",
+            help=f"Default: as --prompt; to compare, {WORK[0]}",
+            rich_help_panel=_LOAD,
+        ),
     ] = None,
     bulk_output: Annotated[
         str | None,
-        typer.Option("--bulk-output", metavar="LENGTHS", help="Default: as --output.", rich_help_panel=_LOAD),
+        typer.Option(
+            "--bulk-output",
+            metavar="LENGTHS",
+            help=f"Default: as --output; to compare, {WORK[1]}",
+            rich_help_panel=_LOAD,
+        ),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -192,6 +217,17 @@ def bench(
 
       orchestra bench --model smollm2-135m --sweep --bulk-share 0.33
 
+    What batching buys and costs, and why two kinds of traffic are kept apart, in this machine's own numbers:
+
+      orchestra bench --compare --model smollm2-135m --html ways.html
+
+    Each round of it is a bulk job that comes at once and people who come while it is under way. Every way gets the
+    very same calls at the same instants, and all of them count; a load in which bulk never ends would give the
+    quicker way more to do, and have no end to time. Ways take turns, and that one is better than another is said
+    only where the 95% bounds of their ratio leave no doubt. Two pools halve slots, threads and KV cache between
+    them; the weights they hold twice. Without --slo, interactive calls are promised what the engine's targets are:
+    tpot_target_ms, and a first token at most ttft_target_ms later than alone.
+
     A model of orchestra.toml is asked through its routes, its limits and its two classes: those are measured, too.
     A server at --url is asked as it is, without a retry. Mind what a paid one costs: rates are not bounded.
     Interrupted, it reports what was measured until then.
@@ -207,18 +243,29 @@ def bench(
     from orchestra.bench.load.clock import LoopClock
     from orchestra.bench.load.generator import Phases
     from orchestra.bench.load.target import printable
+    from orchestra.bench.report.page import page
+    from orchestra.bench.report.picture import save_picture
     from orchestra.bench.report.table import short, table
     from orchestra.bench.results.slo import Slo
-    from orchestra.cli.bench_files import BenchFiles
+    from orchestra.cli.bench_aim import aim
+    from orchestra.cli.bench_files import BenchFiles, Leaves
 
-    _check_finite(
-        {
-            "--seconds": seconds,
-            "--warm-up": warm_up,
-            "--drain": drain,
-            "--bulk-share": bulk_share,
-            "--dollars-per-hour": dollars_per_hour,
-        }
+    files = BenchFiles(json_file, html_file, png_file)
+    if compare:
+        from orchestra.cli.bench_compare import calls_of, check_compared, compare_ways
+
+        check_compared(name for name in context.params if _is_given(context, name))
+        _check_finite({"--minutes": minutes})
+        listed = _rates(rates) if rates is not None else []
+        calls = calls_of((prompt, output), (bulk_prompt, bulk_output), arrivals or _ARRIVALS, listed, seed)
+        raise typer.Exit(compare_ways(model, config, calls, slo=slo, minutes=minutes, files=files))
+    if _is_given(context, "minutes"):
+        raise InputError("--minutes is for --compare; without it, --seconds is how long each rate is measured")
+    _check_finite({"--bulk-share": bulk_share, "--dollars-per-hour": dollars_per_hour})
+    phases = Phases(
+        duration_option("--warm-up", warm_up, bare=True, least=0.0),
+        duration_option("--seconds", seconds, bare=True, least=0.1),
+        duration_option("--drain", drain, bare=True, least=0.0),
     )
     load: Load
     if trace is None:
@@ -245,22 +292,21 @@ def bench(
     if promised is not None and not load.has_interactive:
         among = "with --bulk-share 1" if trace is None else f"in {trace}"
         raise InputError(f"--slo is a promise to interactive calls, and {among} there is none")
-    files = BenchFiles(json_file, html_file, png_file)
     files.check()
-    aim = _aim(url, model, config, api_key_env, _body(body), length_field)
+    goal = aim(url, model, config, api_key_env, _body(body), length_field)
     messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    messages.print(f"target: {printable(aim.about)}")
+    messages.print(f"target: {printable(goal.about)}")
 
     held: list[Experiment] = []
 
     async def measure() -> None:
-        async with aim.open() as target:
+        async with goal.open() as target:
             experiment = Experiment(
                 target,
                 load,
-                Phases(warm_up, seconds, drain),
+                phases,
                 slo=promised,
-                dollars_per_hour=aim.dollars_per_hour if dollars_per_hour is None else dollars_per_hour,
+                dollars_per_hour=goal.dollars_per_hour if dollars_per_hour is None else dollars_per_hour,
                 clock=LoopClock(),
                 say=messages.print,
                 watch=lambda found: messages.print(
@@ -278,77 +324,21 @@ def bench(
         if not held:
             raise
         code = 130
-    report = held[0].report(aim.settings)
+    report = held[0].report(goal.settings)
     console = Console(highlight=False)
     console.print(table(report))
-    written = files.write(report, lambda line: console.print(printable(line), soft_wrap=True, markup=False))
+    leaves = Leaves(
+        report.as_dict, partial(page, report), partial(save_picture, report) if report.points else None
+    )
+    written = files.write(leaves, lambda line: console.print(printable(line), soft_wrap=True, markup=False))
     if code == 0 and (not written or (promised is not None and report.advice.rate is None)):
         code = 1
     raise typer.Exit(code)
 
 
-@dataclass(frozen=True, slots=True)
-class _Aim:
-    """What is asked, not opened yet."""
-
-    about: str
-    open: Callable[[], AbstractAsyncContextManager[EndpointTarget | RouteTarget]]
-    settings: dict[str, str]
-    dollars_per_hour: float | None = None
-
-
-def _aim(
-    url: str | None,
-    model: str,
-    config: Path | None,
-    api_key_env: str | None,
-    body: dict[str, Any],
-    length_field: str,
-) -> _Aim:
-    told = {"further fields": json.dumps(body)} if body else {}
-    if url is not None:
-        from orchestra.bench.load.endpoint_target import EndpointTarget
-
-        if config is not None:
-            raise InputError("--url asks a server as it is, without settings: leave out one of --url and --config")
-        endpoint = EndpointTarget(url, model, api_key=_key(api_key_env), body=body, length_field=length_field)
-        return _Aim(endpoint.name, lambda: endpoint, told)
-    if api_key_env is not None:
-        raise InputError("--api-key-env is for --url; keys of other targets stand in orchestra.toml")
-
-    from orchestra.bench.load.route_target import RouteTarget
-    from orchestra.cli.settings import find_settings
-    from orchestra.config import LOCAL
-
-    settings, origin = find_settings(config)
-    head, _, name = model.partition("/")
-    known = model in settings.models or (head in settings.providers and bool(name))
-    if not known and not (head == LOCAL and name in settings.local):
-        settings, model = _engine_settings(model, [*settings.models])
-        origin = "an engine of its own in this process"
-        body = {"ignore_eos": True, **body}  # answers as long as they are wanted
-        told = {"further fields": json.dumps(body)}
-    target = RouteTarget(settings, model, body=body, length_field=length_field)
-    routes = settings.models[model].routes if model in settings.models else (model,)
-    hourly = None
-    if len(routes) == 1 and routes[0].startswith(f"{LOCAL}/"):
-        hourly = settings.local[routes[0].partition("/")[2]].dollars_per_hour
-    return _Aim(f"{target.name}; {origin}", lambda: target, told, hourly)
-
-
-def _engine_settings(weights: str, models: list[str]) -> tuple[Any, str]:
-    """Return settings with one engine for these weights, and its route. Raises InputError where there are none."""
-    from orchestra.config import parse_config
-    from orchestra.localengine.errors import ModelFileError
-    from orchestra.localengine.weights.registry import resolve
-
-    try:
-        resolve(weights)
-    except (ModelFileError, RuntimeError) as error:  # RuntimeError: of ~nobody
-        known = f"the settings have {', '.join(models)}" if models else "the settings have no models"
-        raise InputError(f"--model {weights}: {known}, and as an engine's weights: {error}") from None
-    name = re.sub(r"[^\w.-]+", "-", Path(weights).name) or "engine"
-    return parse_config({"local": {name: {"weights": weights}}}), f"local/{name}"
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _mix(
@@ -359,14 +349,18 @@ def _mix(
     seed: int,
 ) -> Load:
     from orchestra.bench.load.arrivals import Arrivals
-    from orchestra.bench.load.lengths import Lengths
     from orchestra.bench.load.workload import Mix, Shape
+    from orchestra.lengths import Lengths
 
+    whats = ("prompt", "output")
     prompt, output = (
-        Lengths.parse(default if text is None else text)
-        for text, default in zip(interactive, (_PROMPT, _OUTPUT), strict=True)
+        Lengths.parse(default if text is None else text, what)
+        for text, default, what in zip(interactive, (_PROMPT, _OUTPUT), whats, strict=True)
     )
-    bulk_prompt, bulk_output = (None if text is None else Lengths.parse(text) for text in bulk)
+    bulk_prompt, bulk_output = (
+        None if text is None else Lengths.parse(text, f"bulk {what}")
+        for text, what in zip(bulk, whats, strict=True)
+    )
     others = Shape(bulk_prompt or prompt, bulk_output or output)
     when = Arrivals.parse(_ARRIVALS if arrivals is None else arrivals)
     return Mix(Shape(prompt, output), others, share or 0.0, when, seed)
@@ -399,12 +393,3 @@ def _body(text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict) or {"model", "messages", "stream"} & found.keys():
         raise InputError("--body must be a JSON object, without model, messages and stream")
     return found
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise InputError(f"--api-key-env: the environment variable {variable} is not set")
-    return key

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from orchestra.errors import InputError
+from orchestra.extras import install
 
-if TYPE_CHECKING:
-    from orchestra.bench.report.report import Report
+__all__ = ["BenchFiles", "Leaves"]
 
-__all__ = ["BenchFiles"]
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """What a report can be written as: plain data, a page, and a picture, which is drawn into a file. There is no
+    picture of nothing: None."""
+
+    numbers: Callable[[], Mapping[str, Any]]
+    page: Callable[[], str]
+    picture: Callable[[Path], None] | None
+
+    def save_numbers(self, path: Path) -> None:
+        _save_text(json.dumps(self.numbers(), indent=1, ensure_ascii=False) + "\n", path)
+
+    def save_page(self, path: Path) -> None:
+        _save_text(self.page(), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,7 @@ class BenchFiles:
         from orchestra.cli.settings import cannot_be_made
 
         if self.png is not None and find_spec("matplotlib") is None:
-            raise InputError('--png needs matplotlib: pip install "orchestra-llm[plot]"')
+            raise InputError(f"--png needs matplotlib: {install('plot')}")
         for path in filter(None, (self.json, self.html, self.png)):
             if (why := cannot_be_made(path)) is not None:
                 raise InputError(f"{path} cannot be made: {why}")
@@ -43,19 +57,19 @@ class BenchFiles:
                 except OSError as error:
                     raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
-    def write(self, report: Report, say: Callable[[str], None]) -> bool:
+    def write(self, leaves: Leaves, say: Callable[[str], None]) -> bool:
         """Write them, each whatever becomes of the others. Returns whether all were."""
         whole = True
         for path, name, save in (
-            (self.json, "numbers", _save_numbers),
-            (self.html, "report", _save_page),
-            (self.png if report.points else None, "picture", _save_picture),
+            (self.json, "numbers", leaves.save_numbers),
+            (self.html, "report", leaves.save_page),
+            (self.png, "picture", leaves.picture),
         ):
-            if path is None:
+            if path is None or save is None:
                 continue
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                save(report, path)
+                save(path)
             except OSError as error:  # what was measured cost time and money
                 say(f"{name:8} {path} was not written: {error.strerror or error}")
                 whole = False
@@ -64,21 +78,5 @@ class BenchFiles:
         return whole
 
 
-def _save_numbers(report: Report, path: Path) -> None:
-    _save_text(json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n", path)
-
-
-def _save_page(report: Report, path: Path) -> None:
-    from orchestra.bench.report.page import page
-
-    _save_text(page(report), path)
-
-
 def _save_text(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8", errors="replace")  # a surrogate must not cost the report
-
-
-def _save_picture(report: Report, path: Path) -> None:
-    from orchestra.bench.report.picture import save_picture
-
-    save_picture(report, path)

@@ -12,36 +12,26 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from orchestra.cli.doctor_connections import check_connections
+from orchestra.cli.doctor_engines import check_engines
+from orchestra.cli.finding import Finding
 from orchestra.cli.price_gaps import price_gaps
-from orchestra.cli.settings import DEFAULT_CONFIG, cannot_be_made, find_settings
-from orchestra.config import Config
+from orchestra.cli.settings import DEFAULT_CONFIG, cannot_be_made, find_settings, shown
+from orchestra.config import Config, default_config
 from orchestra.errors import ConfigError
+from orchestra.extras import pip_install
 
-__all__ = ["Finding", "doctor", "examine"]
+__all__ = ["doctor", "examine"]
 
 DISTRIBUTION = "orchestra-llm"
 OLDEST_PYTHON = (3, 11)
 ENOUGH_DISK = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found. ``remedy`` says what to do; it is empty where nothing need be done.
-
-    ``fail``: something that this configuration needs does not work. ``warn``: it works, and could be better.
-    """
-
-    name: str
-    state: Literal["ok", "warn", "fail"]
-    detail: str
-    remedy: str = ""
 
 
 def doctor(
@@ -52,8 +42,13 @@ def doctor(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also check the content of cached models (SHA-256).")
     ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not try whether the providers can be reached.")
+    ] = False,
 ) -> None:
-    """Check Python, packages, GPU, disk, models, settings and keys; say what to do where something is amiss.
+    """Check Python, packages, GPU, disk, models, settings, connections and keys, and say what to do.
+
+    Of a provider it is tried whether its host takes a connection: no key and no request is sent there.
 
     Exit code 1 where something that your settings need does not work.
     """
@@ -61,7 +56,7 @@ def doctor(
     from rich.table import Table
     from rich.text import Text
 
-    findings = list(examine(config, deep=deep))
+    findings = list(examine(config, deep=deep, offline=offline))
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -76,8 +71,11 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(path: Path | None = None, *, deep: bool = False) -> Iterator[Finding]:
-    """Yield what every check finds, for the settings in ``path`` (default: orchestra.toml, if there is one)."""
+def examine(path: Path | None = None, *, deep: bool = False, offline: bool = False) -> Iterator[Finding]:
+    """Yield what every check finds, for the settings in ``path`` (default: orchestra.toml, if there is one).
+
+    ``offline``: the network is left alone.
+    """
     yield check_python(sys.version_info[:3])
     config, finding = check_config(path)
     yield finding
@@ -88,7 +86,11 @@ def examine(path: Path | None = None, *, deep: bool = False) -> Iterator[Finding
         yield from check_torch()
     yield check_disk(Path.cwd())
     if config is not None:
+        yield from check_metrics(config)
         yield from check_models(config, deep=deep)
+        yield from check_engines(config)
+        if not offline and config is not default_config():
+            yield from check_connections(config.providers)
         yield from check_keys(config)
         yield from check_prices(config)
         yield check_store(Path(config.bulk.store))
@@ -114,6 +116,10 @@ def check_config(path: Path | None) -> tuple[Config | None, Finding]:
                 "settings", "fail", f"{file}: no such file", "name a file that exists in --config"
             )
         return None, Finding("settings", "fail", str(error), f"correct {file}")
+    if not (config.providers or config.local):
+        return config, Finding(
+            "settings", "warn", f"{origin} names no provider and no model", "see what `orchestra init` writes"
+        )
     return config, Finding("settings", "ok", origin)
 
 
@@ -129,23 +135,23 @@ def check_packages(*, needs_engine: bool) -> Iterator[Finding]:
         ("local", "engine", "fail" if needs_engine else "warn"),
         ("plot", "plots", "warn"),
     ):
-        missing = [package for package in _packages_of(wanted, extra) if not _installed(package)]
+        missing = {name: one for name, one in _packages_of(wanted, extra).items() if not _installed(name)}
         if missing:
-            remedy = f"pip install {' '.join(missing)}"
+            remedy = pip_install(missing.values())
             state: Literal["warn", "fail"] = "fail" if lacking == "fail" else "warn"
             yield Finding(f"packages: {name}", state, "missing: " + ", ".join(missing), remedy)
         else:
             yield Finding(f"packages: {name}", "ok", "all there")
 
 
-def _packages_of(wanted: list[str], extra: str) -> list[str]:
-    """Return the packages that the distribution requires for ``extra``; ``""`` means always."""
-    packages = []
+def _packages_of(wanted: list[str], extra: str) -> dict[str, str]:
+    """Return what the distribution requires for ``extra``, by its name; ``""`` means always."""
+    packages = {}
     for requirement in wanted:
         name = re.match(r"[A-Za-z0-9._-]+", requirement)
         marker = re.search(r"extra\s*==\s*[\"']([^\"']+)", requirement)
         if name and (marker.group(1) if marker else "") == extra:
-            packages.append(name.group())
+            packages[name.group()] = requirement.partition(";")[0].strip()
     return packages
 
 
@@ -174,9 +180,7 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("torch", "ok", detail)
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
-        detail = (
-            f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB: found, and not used yet: the engine runs on the CPU"
-        )
+        detail = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
     else:
         detail = "none found: the engine runs on the CPU, which suits small models"
     yield Finding("GPU", "ok", detail)
@@ -188,6 +192,17 @@ def check_disk(folder: Path) -> Finding:
     if free < ENOUGH_DISK:
         return Finding("disk", "warn", detail, "free some space: job stores and models may not fit")
     return Finding("disk", "ok", detail)
+
+
+def check_metrics(config: Config) -> Iterator[Finding]:
+    """Say where an exporter is asked for that is not installed: nothing runs with such settings."""
+    from orchestra.observe.windows import check_installed
+
+    try:
+        check_installed(config)
+    except ConfigError as error:
+        detail, _, remedy = str(error).partition(": ")
+        yield Finding("metrics", "fail", detail, remedy)
 
 
 def check_models(config: Config, *, deep: bool) -> Iterator[Finding]:
@@ -254,7 +269,7 @@ def check_store(store: Path, name: str = "job store", setting: str = "[bulk] sto
             if "locked" in str(error):
                 return Finding(name, "ok", f"{store}: in use just now")
             return Finding(name, "fail", f"{store}: {error}", f"move the file away, or name another in {setting}")
-        return Finding(name, "ok", str(store))
+        return Finding(name, "ok", shown(store))
     if (reason := cannot_be_made(store)) is not None:
-        return Finding(name, "fail", f"{store} cannot be made: {reason}", f"name another in {setting}")
-    return Finding(name, "ok", f"{store} (made when it is first needed)")
+        return Finding(name, "fail", f"{shown(store)} cannot be made: {reason}", f"name another in {setting}")
+    return Finding(name, "ok", f"{shown(store)} (made when it is first needed)")

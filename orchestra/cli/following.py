@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestra.cli.job_words import held_by, retriable, stalled
+from orchestra.cli.job_words import retriable, within_limits
 
 if TYPE_CHECKING:
     from orchestra.cli.run_display import RunDisplay
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Following", "over", "watched"]
 
 TICK = 0.1
-OUTAGE_TICK = 1.0
+POOLS_TICK = 1.0
 T = TypeVar("T")
 
 
@@ -34,9 +34,8 @@ class Following:
         self._again = again
         self._job: Job | None = None
         self._last: Progress | None = None
-        self._outage: str | None = None
-        self._held: str | None = None
-        self._outage_until = 0.0
+        self._pools: Sequence[Mapping[str, Any]] = ()
+        self._pools_until = 0.0
 
     async def follow(self, orc: Orchestra, job: Job) -> int:
         """Wait for the job's end, and write and tell what came of it. Returns the exit code."""
@@ -57,7 +56,7 @@ class Following:
             self._display.say(f"job {job.name}: going on after {progress}")
         try:
             with self._display.running(job.name) as show:
-                progress = await watched(job.wait(), lambda: show(self._with_outage(self._look(), orc)))
+                progress = await watched(job.wait(), lambda: show(self._within_limits(self._look(), orc)))
         except asyncio.CancelledError:
             self._look()  # the last one is a moment old
             raise
@@ -73,9 +72,8 @@ class Following:
         """Return what to say to someone who interrupted it."""
         if self._job is None or self._last is None:
             return "interrupted before anything was sent"
-        told = (
-            f"interrupted ({stalled(self._last, self._held)}); {self._again} goes on with job {self._job.name!r}"
-        )
+        so_far = within_limits(self._last, self._pools, self._job.name)
+        told = f"interrupted ({so_far}); {self._again} goes on with job {self._job.name!r}"
         sent = [batch for batch in self._last.batches if batch.state in ("creating", "submitted")]
         if sent:
             whose = "1 batch goes" if len(sent) == 1 else f"{len(sent)} batches go"
@@ -91,18 +89,14 @@ class Following:
         self._last = self._job.progress()
         return self._last
 
-    def _with_outage(self, progress: Progress, orc: Orchestra) -> Progress:
-        """Say that no route answers, while the job's calls still try: the job hears of it when they give up."""
+    def _within_limits(self, progress: Progress, orc: Orchestra) -> Progress:
+        """Return the job's progress as the budget lets it go on."""
+        assert self._job is not None
         now = time.monotonic()
-        if now >= self._outage_until:
-            self._outage_until = now + OUTAGE_TICK
-            snapshot = orc.snapshot()
-            routes = snapshot["routes"]
-            silent = routes and not any(_answers(route) for route in routes.values())
-            names = ", ".join(routes)
-            self._outage = f"no answer from {names} so far; it is tried again and again" if silent else None
-            self._held = held_by(snapshot["pools"], self._job.name) if self._job is not None else None
-        return stalled(progress, self._outage or self._held)
+        if now >= self._pools_until:
+            self._pools_until = now + POOLS_TICK
+            self._pools = orc.snapshot()["pools"]
+        return within_limits(progress, self._pools, self._job.name)
 
 
 def over(progress: Progress, failures: Iterable[tuple[str, int]]) -> str:
@@ -124,7 +118,3 @@ async def watched(work: Coroutine[Any, Any, T], look: Callable[[], None]) -> T:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def _answers(route: Mapping[str, Any]) -> bool:
-    return route["state"] == "closed" and route["paused_for"] is None

@@ -31,8 +31,9 @@ routes = ["local/smollm2"]
 
 [local.smollm2]
 # A model that orchestra knows how to fetch (`orchestra model list`), or the path of a .gguf file or model folder.
+# Paths in this file count from its own folder, wherever you are when you use it; ~ is your home.
 weights = "smollm2-135m"
-# The most requests computed together in one step. Default: chosen by the engine.
+# The most requests computed together in one step. Default: 16 on a CPU, 256 on a GPU.
 # max_num_seqs = 16
 # Memory for the KV cache, in bytes. Default: chosen by the engine.
 # kv_bytes = 536_870_912
@@ -43,7 +44,7 @@ weights = "smollm2-135m"
 # ... and for each further token. Lower answers more evenly, higher serves more bulk.
 # tpot_target_ms = 150
 # Of the requests computed together, how many places bulk never takes. A place that an interactive request needs is
-# made free in any case; these need no bulk request to start again.
+# made free in any case; these need no bulk request to start again. Default: 2, or an eighth of them on a GPU.
 # interactive_slots = 2
 # The share of the KV cache that bulk never takes, from 0 to 0.9: what was computed of interactive prompts stays
 # there for others that begin alike. Default: as of the places.
@@ -56,6 +57,8 @@ weights = "smollm2-135m"
 # takes a quarter to a half of the memory for the model's matrices, and is quicker; but the likeliest token is
 # another in one place of seven. Measure yours first: `orchestra model info NAME --precision int8 --measure`.
 # precision = "auto"
+# "float8", on a GPU, keeps twice as many tokens in the same KV cache as "auto", which goes with the precision.
+# kv_dtype = "auto"
 # On a CPU: the same bits of every logit for a request in any company. Long prompts take longer.
 # strict = false
 # What this machine costs in USD: jobs then say what a million tokens cost on it. Default: nobody knows.
@@ -114,7 +117,7 @@ weights = "smollm2-135m"
 # output = 2.0
 # What these become in a service tier, by the name that answers give it. A tier that may cost more has no price
 # without its factor; `batch` is by default as cheap as the provider documents, mostly half, and so are
-# `"background 8h"` and `"background 2h"`.
+# `"background 8h"` and `"background 2h"`. vllm, sglang, llamacpp and "openai-compatible" document nothing: 1.
 # tiers = { batch = 0.5, flex = 0.5, priority = 2.0 }
 
 # The service tier that each class asks for, at openai, azure, anthropic, gemini, mistral, groq and fireworks, in
@@ -167,6 +170,9 @@ bulk_min_share = 0.0
 # Send up to this share of the interactive calls a second time, where their answers are later than usual, and take
 # the first that comes. 0: never. Both are charged: 0.05 costs at most 5 % more calls.
 hedge_share = 0.0
+# What becomes of a call for a model that is none of these, to a host that is none of these providers': "pass", it
+# goes there, unmetered; "refuse", nowhere; "auto", nowhere if it is probably a slip, or all models run in here.
+unknown_models = "auto"
 
 [budget]
 # Who shares the budget. "memory": this process alone. "sqlite:PATH": all processes of this machine that name the
@@ -175,7 +181,7 @@ backend = "memory"
 # backend = "sqlite:.orchestra/budget.db"
 
 [bulk]
-# The SQLite file that holds bulk jobs: every line, its state and its answer.
+# The SQLite file that holds bulk jobs: every line, its state and its answer. Beside this file, as all paths here.
 store = ".orchestra/jobs.db"
 
 [network]
@@ -189,10 +195,11 @@ status = true
 
 [metrics]
 # Serve a page for Prometheus at http://127.0.0.1:PORT/metrics; "0.0.0.0:9464" opens it to other machines. A
-# process that finds the port taken says so and goes on without. Needs: pip install 'orchestra-llm[prometheus]'
+# process that finds the port taken says so and goes on without. Needs: pip install 'prometheus-client>=0.21'
 # prometheus = 9464
 # Tell OpenTelemetry of each call (a span, with its queue and its attempts) and of the same numbers, through the
-# providers of your program or of `opentelemetry-instrument`. Needs: pip install 'orchestra-llm[otel]'
+# providers of your program or of `opentelemetry-instrument`. Needs:
+# pip install 'opentelemetry-api>=1.30' 'opentelemetry-sdk>=1.30'
 otel = false
 """
 

@@ -15,7 +15,17 @@ from orchestra.durations import format_duration
 if TYPE_CHECKING:
     from orchestra.budget import CostRange
     from orchestra.config import Config
-    from orchestra.jobs import BatchRecord, Cancellation, Forecast, OpenBatch, OutletTally, Progress, Survey, Way
+    from orchestra.jobs import (
+        BatchRecord,
+        Cancellation,
+        Deletion,
+        Forecast,
+        OpenBatch,
+        OutletTally,
+        Progress,
+        Survey,
+        Way,
+    )
 
 __all__ = [
     "AN_HOUR",
@@ -23,6 +33,7 @@ __all__ = [
     "batch_lines",
     "cancellation_lines",
     "cost_lines",
+    "deletion_lines",
     "expected_end",
     "forecast_lines",
     "held_by",
@@ -31,6 +42,7 @@ __all__ = [
     "record_lines",
     "retriable",
     "stalled",
+    "within_limits",
 ]
 
 AN_HOUR = 3600.0
@@ -173,6 +185,38 @@ def held_by(pools: Iterable[Mapping[str, Any]], job: str) -> str | None:
     return None
 
 
+def within_limits(progress: Progress, pools: Sequence[Mapping[str, Any]], job: str) -> Progress:
+    """Return progress that tells which limit holds the job, and promises no earlier end than the limits allow.
+
+    ``pools`` are as the budget tells them. How fast it went says little where what was left of a limit is used up.
+    """
+    progress = stalled(progress, held_by(pools, job))
+    # of a job that waits for several pools nobody knows how its lines are shared out among them
+    heads = [(pool, pool.get("head") or {}) for pool in pools]
+    mine = [pool for pool, head in heads if (head.get("traffic"), head.get("job")) == ("bulk", job)]
+    if len(mine) != 1 or progress.waiting or (progress.seconds_left is None and progress.riding):
+        return progress
+    seconds = _allowed_in(progress, mine[0])
+    return replace(progress, seconds_left=seconds) if seconds > (progress.seconds_left or 0.0) else progress
+
+
+def _allowed_in(progress: Progress, pool: Mapping[str, Any]) -> float:
+    """Return in how many seconds a pool's limits let the last line go that goes by itself."""
+    lines = progress.pending - progress.riding - pool["in_use"]["bulk"]
+    per_line = {"requests": 1.0, "send rate": 1.0}
+    if progress.done:
+        read, written = progress.input_tokens / progress.done, progress.output_tokens / progress.done
+        per_line |= {"tokens": read + written, "input_tokens": read, "output_tokens": written}
+        per_line["usd"] = progress.usd / progress.done
+    waits = [0.0]
+    for name, limit in pool["dimensions"].items():
+        amount = per_line.get(name.removesuffix(" (learned)").removesuffix("_per_day"))
+        if amount and limit["limit"] and limit["window"]:
+            room = max(0.0, limit["available"] - limit["interactive_reserve"])
+            waits.append((lines * amount - room) * limit["window"] / limit["limit"])
+    return max(waits)
+
+
 def stalled(progress: Progress, reason: str | None) -> Progress:
     """Return progress that says why it stands still, and promises no end from how fast it was before."""
     if reason is None or progress.waiting is not None or not progress.pending:
@@ -184,11 +228,8 @@ def forecast_lines(
     name: str, survey: Survey, forecast: Forecast, routes: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
     """Say what a file would ask for, where that would go, and at what cost."""
-    yield (
-        f"{name}: {survey.lines:,} lines, about {survey.input_tokens:,} tokens in, "
-        f"at most {survey.output_tokens:,} out"
-        + (f" and {survey.unbounded:,} lines that set no bound" if survey.unbounded else "")
-    )
+    lines = counted(survey.lines, "line", "lines")
+    yield f"{name}: {lines}, about {survey.input_tokens:,} tokens in, {_output(survey)}"
     for model, count in survey.models.most_common():
         yield f"  {model}: {count:,} lines, by {', then '.join(routes[model])}"
         for way in forecast.ways:
@@ -201,6 +242,15 @@ def forecast_lines(
         names = ", ".join(dict.fromkeys(local))
         yield f"  the lengths of prompts for {names} are checked when the run starts its engine"
     yield from _totals(survey, forecast)
+
+
+def _output(survey: Survey) -> str:
+    """Say how long the answers may become."""
+    if not survey.unbounded:
+        return f"at most {survey.output_tokens:,} out"
+    bounded = f"at most {survey.output_tokens:,} out of those with a bound, " if survey.output_tokens else ""
+    whose = counted(survey.unbounded, "line sets", "lines set")
+    return f"{bounded}{whose} no max_tokens: up to what the model's context has room for"
 
 
 def _way_lines(way: Way) -> Iterator[str]:
@@ -223,7 +273,14 @@ def _way_lines(way: Way) -> Iterator[str]:
 def _totals(survey: Survey, forecast: Forecast) -> Iterator[str]:
     unpriced = forecast.unpriced
     if len(unpriced) < len(forecast.ways):
-        yield f"cost: {_range(forecast.cost)}" + (", and what has no price" if unpriced else "")
+        cost = forecast.cost
+        yield f"cost: {_range(cost)}" + (", and what has no price" if unpriced else "")
+        if cost.high is not None and cost.high > cost.low:
+            rides = any(way.via in ("batch", "background") for way in forecast.ways)
+            yield (
+                "  the least: empty answers; the most: answers as long as they may be"
+                + (", at the full price" if rides else "")
+            )
     if unpriced:
         lines = sum(way.lines for way in unpriced)
         yield (f"price unknown of {counted(lines, 'line', 'lines')}; {_add_prices(way.route for way in unpriced)}")
@@ -255,6 +312,16 @@ def cancellation_lines(name: str, cancelled: Cancellation) -> Iterator[str]:
             yield f"{what} ({lines}): cancelled" + (f"; {clean(batch.note)}" if batch.note else "")
     collected = f"; {cancelled.collected:,} more were answered before" if cancelled.collected else ""
     yield f"job {name}: cancelled, with {counted(cancelled.lines, 'line', 'lines')} without an answer{collected}"
+
+
+def deletion_lines(name: str, deleted: Deletion) -> Iterator[str]:
+    """Say what was forgotten of a job, and what was not."""
+    for told in deleted.left:
+        yield f"its files of {clean(told, longest=400)}; they stay there"
+    files = f" and {counted(deleted.files, 'file', 'files')} at providers" if deleted.files else ""
+    yield f"job {name}: deleted, with {counted(deleted.lines, 'line', 'lines')}{files}"
+    if not deleted.compacted:
+        yield "the ledger's file keeps its size (it is in use, or the disk is full); jobs to come use the room"
 
 
 def instant(seconds: float, *, exact: bool = False) -> str:

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestra.cli.command_help import Command, Group
+from orchestra.cli.duration_option import duration_option
+from orchestra.cli.engine_start import start_engines
 from orchestra.cli.following import Following
 from orchestra.cli.job_words import (
     AN_HOUR,
     cancellation_lines,
     cost_lines,
+    deletion_lines,
     expected_end,
     instant,
     outlet_lines,
@@ -25,19 +29,21 @@ from orchestra.cli.job_words import (
 )
 
 if TYPE_CHECKING:
+    from orchestra.cli.run_display import RunDisplay
     from orchestra.config import Config
     from orchestra.jobs import JobRecord, JobStore
 
-__all__ = ["app", "cancel", "list_jobs", "results", "resume", "show"]
+__all__ = ["app", "cancel", "delete", "list_jobs", "results", "resume", "show"]
 
 _HELP = """\
-Bulk jobs of this and earlier days: list, show, cancel, resume, results.
+Bulk jobs of this and earlier days: list, show, cancel, resume, results, delete.
 
-They are in the file that [bulk] store names, .orchestra/jobs.db by default. A job is `running` in some process, or
-`interrupted` (`resume` goes on with it), or `stopped` by a fault that `show` tells, or `cancelled`, or `ended`.
+They are in the file that [bulk] store names, by default .orchestra/jobs.db beside the settings. A job is `running`
+in some process, or `interrupted` (`resume` goes on with it), or `stopped` by a fault that `show` tells, or
+`cancelled`, or `ended`.
 """
 
-app = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(cls=Group, help=_HELP, no_args_is_help=True, rich_markup_mode="markdown")
 
 _MOST_BATCHES = 20
 _MOST_NAMES = 5
@@ -51,16 +57,20 @@ _Name = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_jobs(config: _Config = None) -> None:
     """Say which jobs there are, newest first."""
     from rich.cells import cell_len
     from rich.console import Console
 
+    from orchestra.cli.settings import find_settings, shown
+
+    ledger = shown(find_settings(config)[0].bulk.store)
     with _store(config) as store:
         if store is None or not (records := store.jobs()):
-            typer.echo("no jobs yet")
+            typer.echo(f"no jobs yet in {ledger}")
             return
+        typer.echo(f"ledger: {ledger}", err=True)
         rows = []
         for record in records:
             tally = store.tally(record.id)
@@ -92,9 +102,12 @@ def _lined_up(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
     ]
 
 
-@app.command()
+@app.command(cls=Command)
 def show(name: _Name, config: _Config = None) -> None:
-    """Say where a job stands: what went where and at what cost, its batches, and why lines have failed."""
+    """Say where a job stands: what went where and at what cost, its batches, and why lines have failed.
+
+    Exit code 0, however the job is; 2 where there is none of that name.
+    """
     from orchestra.cli.settings import find_settings
     from orchestra.jobs import Job
 
@@ -151,7 +164,7 @@ def _show_batches(store: JobStore, record: JobRecord, now: float) -> None:
         typer.echo(f"  {line}")
 
 
-@app.command()
+@app.command(cls=Command)
 def cancel(
     name: _Name,
     now: Annotated[
@@ -199,12 +212,45 @@ async def _cancel(settings: Config, name: str, *, collect: bool) -> None:
             typer.echo(line)
 
 
-@app.command()
+@app.command(cls=Command)
+def delete(name: _Name, config: _Config = None) -> None:
+    """Forget a job that has ended: its requests and answers, and its files at the providers of its batches.
+
+    The ledger keeps every job until then. Its file becomes smaller by what the job took. Files that cannot be
+    deleted at a provider are told, with the reason. The whole name is needed. A job with lines that have no end is
+    refused: cancel it first. Exit code 0, also where a provider kept files.
+    """
+    settings, whole = _settings_with(config, name)
+    if whole != name:
+        from orchestra.errors import InputError
+
+        raise InputError(f"nothing was deleted: write the whole name, `orchestra jobs delete {whole}`")
+    asyncio.run(_delete(settings, name))
+
+
+async def _delete(settings: Config, name: str) -> None:
+    from orchestra.client import Orchestra
+    from orchestra.errors import InputError, JobError
+
+    async with Orchestra(settings) as orc:
+        try:
+            deleted = await orc.jobs.delete(name)
+        except JobError as error:
+            raise InputError(str(error)) from error
+        for line in deletion_lines(name, deleted):
+            typer.echo(line)
+
+
+@app.command(cls=Command)
 def resume(
     name: _Name,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Where the answers go, in input order.")
     ],
+    deadline: Annotated[
+        str | None,
+        typer.Option("--deadline", metavar="24h", help="Another deadline for what is left: a time from now on."),
+    ] = None,
     retry_failed: Annotated[
         bool,
         typer.Option("--retry-failed", help="Ask lines again that have failed, also of a job that has ended."),
@@ -214,38 +260,54 @@ def resume(
     """Go on with an interrupted job from the ledger alone, without its input.
 
     Batches that are open are taken up, and no answered line is asked again. A job whose input was not read to its
-    end cannot be resumed so: run it again with its input. With --retry-failed a deadline that has passed holds no
-    more. Exit codes are those of `orchestra run`.
+    end cannot be resumed so: run it again with its input. The job's deadline holds, unless --deadline gives
+    another: then what is left is planned for anew, and lines that ride leave their batches in time for it. With
+    --retry-failed a deadline that has passed holds no more. Exit codes are those of `orchestra run`.
     """
     from orchestra.cli.run_display import RunDisplay
     from orchestra.cli.settings import DEFAULT_CONFIG
     from orchestra.jobs import check_output
 
+    seconds = None if deadline is None else duration_option("--deadline", deadline)
     settings, name = _settings_with(config, name)
     check_output(out, settings=config or DEFAULT_CONFIG, store=Path(settings.bulk.store))
     display = RunDisplay()
     following = Following(display, out, again=f"`orchestra jobs resume {name}`")
     try:
-        code = asyncio.run(_resume(settings, name, following, retry_failed=retry_failed))
+        run = _resume(settings, name, display, following, deadline=seconds, retry_failed=retry_failed)
+        code = asyncio.run(run)
     except KeyboardInterrupt:
         display.say(following.farewell())
         code = 130
     raise typer.Exit(code)
 
 
-async def _resume(settings: Config, name: str, following: Following, *, retry_failed: bool) -> int:
+async def _resume(
+    settings: Config,
+    name: str,
+    display: RunDisplay,
+    following: Following,
+    *,
+    deadline: float | None,
+    retry_failed: bool,
+) -> int:
     from orchestra.client import Orchestra
     from orchestra.errors import InputError, JobError
+    from orchestra.jobs import is_locked
 
     async with Orchestra(settings) as orc:
+        store = orc.jobs.store
+        if settings.local and not is_locked(store.path, name):
+            models = store.models(orc.jobs.get(name).record.id, with_failed=retry_failed)
+            await start_engines(orc, models, say=display.say, farewell=following.farewell)
         try:
-            job = await orc.jobs.resume(name, retry_failed=retry_failed)
+            job = await orc.jobs.resume(name, deadline=deadline, retry_failed=retry_failed)
         except JobError as error:  # before it runs it is a fault of what was asked for
             raise InputError(str(error)) from error
         return await following.follow(orc, job)
 
 
-@app.command()
+@app.command(cls=Command)
 def results(
     name: _Name,
     out: Annotated[
@@ -253,7 +315,11 @@ def results(
     ] = None,
     config: _Config = None,
 ) -> None:
-    """Write the results that a job has so far, as OpenAI batch output lines in input order."""
+    """Write the results that a job has so far, as OpenAI batch output lines in input order.
+
+    Exit code 0, also where lines have failed or have no answer yet; 2 where there is no job of that name, or the
+    file cannot be written.
+    """
     from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
     from orchestra.jobs import check_output, output_lines, write_output
 

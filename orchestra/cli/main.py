@@ -7,13 +7,16 @@ Exit codes: 0 all went well; 1 it ran and something failed; 2 bad usage, setting
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
 import orchestra
 from orchestra.cli.bench import bench
+from orchestra.cli.command_help import Command, Group
 from orchestra.cli.demo.command import demo
 from orchestra.cli.doctor import doctor
 from orchestra.cli.init import init
@@ -22,6 +25,7 @@ from orchestra.cli.limits import limits
 from orchestra.cli.model import app as model_app
 from orchestra.cli.plan import plan
 from orchestra.cli.run import run
+from orchestra.cli.simulate import simulate
 from orchestra.cli.status import status
 from orchestra.cli.top import top
 from orchestra.errors import ConfigError, InputError, OrchestraError
@@ -45,8 +49,10 @@ Interactive calls go first; bulk takes all that they leave. Start here:
   loads a server, a model of the settings or an engine, and says at which rate to run it
 - `orchestra plan llama-3.1-8b --device h100 --per-hour 2.50`:
   says what fits on a GPU or on this machine, how fast it is there and what tokens cost; needs no GPU
+- `orchestra simulate --rate 1 --shape office --job 02:00:5000:6h`:
+  lets a day of traffic meet your settings, in seconds: waits, refusals, cost, missed deadlines; sends nothing
 - `orchestra jobs list`:
-  jobs of this and earlier days; also show, cancel, resume, results
+  jobs of this and earlier days; also show, cancel, resume, results, delete
 - `orchestra status`:
   says what running programs do: limits, how much is used, who waits, for what and how long
 - `orchestra top`:
@@ -59,14 +65,15 @@ Each command explains itself: `orchestra COMMAND --help`
 
 app = typer.Typer(
     name="orchestra",
+    cls=Group,
     help=STORY,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, init, doctor, run, bench, plan, status, top, limits):
-    app.command()(command)
+for command in (demo, init, doctor, run, bench, plan, simulate, status, top, limits):
+    app.command(cls=Command)(command)
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(model_app, name="model")
 
@@ -88,6 +95,7 @@ def _options(
 
 def main() -> NoReturn:
     """Run the command line and exit the process."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(prog_name="orchestra")
     except Exception as error:
@@ -100,6 +108,14 @@ def main() -> NoReturn:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     sys.exit(0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Let a request to terminate end the command as Ctrl-C does: jobs are left in order, and their end is told."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # ignored, as of a command that a script put into the background
+        raise KeyboardInterrupt
+    handler(number, frame)
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
+from orchestra.cli.command_help import Command, Group
 from orchestra.cli.model_info import model_info
 
 __all__ = ["app", "list_models", "model_info", "pull_model"]
 
-app = typer.Typer(help="Models for the engine in your process: list, pull, info.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Models for the engine in your process: list, pull, info.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_models() -> None:
     """Say which models can be fetched, and which are here already.
 
@@ -34,10 +35,10 @@ def list_models() -> None:
     typer.echo(f"\nCached in {registry.cache_dir()} (ORCHESTRA_CACHE names another folder).")
 
 
-app.command("info")(model_info)
+app.command("info", cls=Command)(model_info)
 
 
-@app.command("pull")
+@app.command("pull", cls=Command)
 def pull_model(
     name: Annotated[str, typer.Argument(help="A name from `orchestra model list`.")],
     source: Annotated[

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from orchestra.cli.duration_option import duration_option
 from orchestra.errors import InputError
+from orchestra.lengths import LENGTHS_HELP
 
 if TYPE_CHECKING:
     from orchestra.plan.cost import HostedPrice
-    from orchestra.plan.lengths import LengthMix
+    from orchestra.plan.length_mix import LengthMix
 
 __all__ = ["plan"]
 
@@ -20,18 +22,26 @@ _OF_PEAK = 0.7  # what good kernels reach of a GPU's bandwidth, and of its produ
 _DEFAULT_PROMPT, _DEFAULT_OUTPUT = "200:p50,1500:p95", "150:p50,500:p95"
 
 
+def _say_names(asked: bool) -> None:
+    if asked:
+        from orchestra.plan.device import DEVICES
+        from orchestra.plan.models import SHAPES
+
+        typer.echo(f"models   {', '.join(SHAPES)}")
+        typer.echo(f"devices  {THIS}, {', '.join(DEVICES)}")
+        raise typer.Exit
+
+
 def plan(
     model: Annotated[
         str,
         typer.Argument(
-            help="A name as llama-3.1-8b, a config.json, a .gguf file, or a folder. A wrong name lists all."
+            help="A name as llama-3.1-8b, a config.json, a .gguf file, or a folder. --list says all names."
         ),
     ],
     device: Annotated[
         str,
-        typer.Option(
-            "--device", help="A GPU as h100, or `this`: this machine's CPU, measured. A wrong one lists all."
-        ),
+        typer.Option("--device", help="A GPU as h100, or `this`: this machine's CPU, measured. --list says all."),
     ] = THIS,
     dtype: Annotated[
         Literal["float32", "int8", "bfloat16", "float16"] | None,
@@ -45,10 +55,16 @@ def plan(
         int | None, typer.Option("--kv-bytes", min=1, help="Memory for the KV cache. Default: as the engine does.")
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", help=f"Prompts' lengths in tokens. Default: {_DEFAULT_PROMPT}")
+        str | None,
+        typer.Option(
+            "--prompt",
+            metavar="LENGTHS",
+            help=f"Tokens of a prompt: {LENGTHS_HELP}. Default: {_DEFAULT_PROMPT}",
+        ),
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", help=f"Outputs' lengths likewise. Default: {_DEFAULT_OUTPUT}")
+        str | None,
+        typer.Option("--output", metavar="LENGTHS", help=f"Tokens of an output. Default: {_DEFAULT_OUTPUT}"),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -77,6 +93,12 @@ def plan(
         str | None, typer.Option("--batch-discount", metavar="50%", help="How much less its batches cost.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="All of it, as one JSON object.")] = False,
+    names: Annotated[
+        bool,
+        typer.Option(
+            "--list", is_eager=True, callback=_say_names, help="Say which models and devices have a name, and end."
+        ),
+    ] = False,
 ) -> None:
     """Say what fits on a device, how fast it is there, what limits it, and what a million tokens cost.
 
@@ -97,7 +119,7 @@ def plan(
     from orchestra.plan.device import find_device
     from orchestra.plan.models import read_model
     from orchestra.plan.report import Wanted, make_plan
-    from orchestra.plan.this_machine import measure_this_machine
+    from orchestra.plan.this_machine import measure_this_machine, note_on_load
 
     on_cpu = device == THIS
     if on_cpu and of_peak is not None:
@@ -108,7 +130,7 @@ def plan(
         precision=dtype or ("float32" if on_cpu else "bfloat16"),
         kv_dtype=kv_dtype,
         kv_bytes=kv_bytes,
-        tpot_seconds=None if tpot is None else _seconds(tpot),
+        tpot_seconds=None if tpot is None else duration_option("--tpot", tpot),
         per_hour=per_hour,
         hosted=_hosted(compare_in, compare_out, batch_discount, per_hour),
     )
@@ -118,6 +140,8 @@ def plan(
             raise InputError(f"on a CPU the engine computes in float32 or int8, not in {wanted.precision}")
         if not as_json:
             typer.echo("==> measuring this machine's CPU", err=True)
+        if note := note_on_load():
+            typer.echo(note, err=True)
         found = measure_this_machine(spec, wanted.precision)
     made = make_plan(name, spec, found, wanted, on_cpu=on_cpu)
     if as_json:
@@ -131,10 +155,14 @@ def plan(
 
 
 def _mix(prompt: str | None, output: str | None, trace: Path | None) -> LengthMix:
-    from orchestra.plan.lengths import LengthMix
+    from orchestra.lengths import Lengths
+    from orchestra.plan.length_mix import LengthMix
 
     if trace is None:
-        return LengthMix.of_percentiles(prompt or _DEFAULT_PROMPT, output or _DEFAULT_OUTPUT)
+        return LengthMix.of(
+            Lengths.parse(_DEFAULT_PROMPT if prompt is None else prompt, "prompt"),
+            Lengths.parse(_DEFAULT_OUTPUT if output is None else output, "output"),
+        )
     if prompt is not None or output is not None:
         raise InputError("--trace tells all lengths: leave --prompt and --output out")
     try:
@@ -166,12 +194,3 @@ def _share(text: str) -> float:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         raise InputError(f"a discount is written 50% or 0.5, not {text[:40]!r}") from None
-
-
-def _seconds(text: str) -> float:
-    from orchestra.durations import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise InputError(f"--tpot: {error}") from None

@@ -7,13 +7,13 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from orchestra.durations import format_duration
-from orchestra.plan.load import ENOUGH
+from orchestra.plan.performance import ENOUGH
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from orchestra.plan.cost import Comparison
-    from orchestra.plan.load import Load
+    from orchestra.plan.performance import Performance
     from orchestra.plan.report import Plan
 
 __all__ = ["show"]
@@ -45,7 +45,7 @@ def show(plan: Plan) -> None:
     console.print(_facts(plan))
     console.print(Text(f"Device: {plan.device.source}", "dim"))
     say("")
-    say(f"By requests at once, each with {plan.load.mix.mean_context:,.0f} tokens before the next", "bold")
+    say(f"By requests at once, each with {plan.performance.mix.mean_context:,.0f} tokens before the next", "bold")
     console.print(_operations(plan))
     for sentence in _regions(plan):
         say(sentence)
@@ -62,15 +62,17 @@ def show(plan: Plan) -> None:
         for sentence in _worth(comparison):
             say(sentence)
     say("")
-    settings = [f"max_num_seqs = {plan.load.best.batch}"]
+    settings = [f"max_num_seqs = {plan.performance.best.batch}"]
     if plan.wanted.kv_bytes is not None:
         settings.append(f"kv_bytes = {plan.wanted.kv_bytes}")
     if plan.wanted.precision != ("float32" if plan.on_cpu else "bfloat16"):
         settings.append(f'precision = "{plan.wanted.precision}"')
+    if kv_dtype == "float8":
+        settings.append('kv_dtype = "float8"')
     say(f"To run it so, under [local.NAME] in orchestra.toml: {', '.join(settings)}", "dim")
-    if kv_dtype != engines:
+    if kv_dtype not in (engines, "float8"):
         say(
-            f"That keeps keys and values in {engines}: the engine has no setting for {kv_dtype} yet, so "
+            f"That keeps keys and values in {engines}: the engine has no setting for {kv_dtype}, so "
             "what fits, and how fast it is, will differ from this plan."
         )
 
@@ -80,8 +82,8 @@ def _facts(plan: Plan) -> Table:
 
     from orchestra.localengine.models.capacity import human
 
-    capacity, load, device, model = plan.capacity, plan.load, plan.device, plan.model
-    mix = load.mix
+    capacity, performance, device, model = plan.capacity, plan.performance, plan.device, plan.model
+    mix = performance.mix
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -96,10 +98,11 @@ def _facts(plan: Plan) -> Table:
     table.add_row("device", f"reads {device.bandwidth / 1e9:,.1f} GB/s, computes {_flops(plan)}: {told}")
     table.add_row("lengths", f"prompts {mix.mean_prompt:,.0f} tokens on average, outputs {mix.mean_output:,.0f};")
     table.add_row("", f"together {mix.total_at(0.5):,} (p50), {mix.total_at(0.95):,} (p95)")
-    table.add_row("fit at once", _fit(load))
+    table.add_row("fit at once", _fit(performance))
     table.add_row(
         "first token",
-        f"after {_time(load.first_token_p50)} for a p50 prompt, {_time(load.first_token_p95)} for p95, if idle",
+        f"after {_time(performance.first_token_p50)} for a p50 prompt, "
+        f"{_time(performance.first_token_p95)} for p95, if idle",
     )
     return table
 
@@ -109,11 +112,13 @@ def _flops(plan: Plan) -> str:
     return f"{rate / 1e12:,.0f} TFLOP/s" if rate >= 1e13 else f"{rate / 1e9:,.0f} GFLOP/s"
 
 
-def _fit(load: Load) -> str:
-    if load.at_p50 == load.at_p95 == load.most:
-        return f"{load.most:,} requests"
-    longest = f"{load.at_p95:,} of p95 length" if load.at_p95 else "none of p95 length, which is too long"
-    return f"{load.at_p50:,} requests of p50 length, {longest}; {load.most:,} as they run"
+def _fit(performance: Performance) -> str:
+    if performance.at_p50 == performance.at_p95 == performance.most:
+        return f"{performance.most:,} requests"
+    longest = (
+        f"{performance.at_p95:,} of p95 length" if performance.at_p95 else "none of p95 length, which is too long"
+    )
+    return f"{performance.at_p50:,} requests of p50 length, {longest}; {performance.most:,} as they run"
 
 
 def _operations(plan: Plan) -> Table:
@@ -125,12 +130,13 @@ def _operations(plan: Plan) -> Table:
         table.add_column(title, justify="left" if title == "time goes to" else "right", no_wrap=True)
     for title in ("TPOT", "output/s", *(["$/M out"] if priced else [])):
         table.add_column(title, justify="right", no_wrap=True)
-    for operation in plan.load.operations:
+    for operation in plan.performance.operations:
         table.add_row(
-            f"{'* ' if operation.batch == plan.load.best.batch else ''}{operation.batch:,}",
+            f"{'* ' if operation.batch == plan.performance.best.batch else ''}{operation.batch:,}",
             _time(operation.decode.seconds),
             _number(operation.decode.tokens_per_second),
-            _BOUNDS[operation.decode.bound] + (", from here" if operation.batch == plan.load.crossing else ""),
+            _BOUNDS[operation.decode.bound]
+            + (", from here" if operation.batch == plan.performance.crossing else ""),
             _time(operation.serving.seconds),
             _number(operation.output_tokens_per_second),
             *([_dollars(plan.dollars(operation))] if priced else []),
@@ -139,10 +145,15 @@ def _operations(plan: Plan) -> Table:
 
 
 def _regions(plan: Plan) -> Iterator[str]:
-    load, best = plan.load, plan.load.best
-    last = load.operations[-1].batch
-    limit = "fits" if last == load.most else "the bound on TPOT allows"
-    if best.batch == last:
+    performance, best = plan.performance, plan.performance.best
+    last = performance.operations[-1].batch
+    limit = "fits" if last == performance.most else "the bound on TPOT allows"
+    aim, target = performance.aim, performance.target_seconds
+    if target is not None and aim.batch < last:
+        limit = f"the engine's target of {_time(target)} TPOT allows"
+    if target is not None and aim.serving.seconds > target:
+        advice = f": even one alone takes longer than the engine's target of {_time(target)} TPOT."
+    elif best.batch == aim.batch:
         advice = f", as many as {'fit' if limit == 'fits' else limit}."
     else:
         advice = (
@@ -153,19 +164,21 @@ def _regions(plan: Plan) -> Iterator[str]:
         "A step computes a token of each request; TPOT and output/s have the prompts that begin meanwhile in "
         f"them. * {best.batch:,} at once, {best.requests_per_second:,.2f} requests a second{advice}"
     )
+    if aim.batch < last:
+        yield "It keeps to that while somebody waits. For bulk alone a longer --tpot gives more output."
     ridge = f"Matrices take longer to compute than to read from {int(plan.roofline.ridge) + 1:,} tokens a step on."
-    if load.crossing is None:
+    if performance.crossing is None:
         yield (
             f"{ridge} Steps stay bound by memory all the same: reading a request's KV cache takes longer than "
             "computing its token."
         )
-    elif load.crossing > last:
+    elif performance.crossing > last:
         yield f"{ridge} That is more than run at once: steps of output tokens stay bound by memory."
     else:
         yield f"{ridge} There the two regions meet: bound by memory below, by computing above."
 
 
-def _doubled(plan: Plan, doubled: Load) -> Table:
+def _doubled(plan: Plan, doubled: Performance) -> Table:
     from rich.table import Table
 
     table = Table("", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -175,13 +188,13 @@ def _doubled(plan: Plan, doubled: Load) -> Table:
     def row(name: str, before: float, after: float, words: str) -> None:
         table.add_row(name, words.format(before), words.format(after), _change(before, after))
 
-    now = plan.load
+    now = plan.performance
     row("fit at once, p50 length", now.at_p50, doubled.at_p50, "{:,}")
     row("fit at once, p95 length", now.at_p95, doubled.at_p95, "{:,}")
     row("requests at once", now.best.batch, doubled.best.batch, "{:,}")
     row("first token, p50, ms", now.first_token_p50 * 1e3, doubled.first_token_p50 * 1e3, "{:,.1f}")
     row("TPOT, ms", now.best.serving.seconds * 1e3, doubled.best.serving.seconds * 1e3, "{:,.1f}")
-    speeds = [load.best.output_tokens_per_second for load in (now, doubled)]
+    speeds = [performance.best.output_tokens_per_second for performance in (now, doubled)]
     row("output tokens a second", speeds[0], speeds[1], "{:,.0f}" if min(speeds) >= 100 else "{:,.1f}")
     before, after = plan.dollars(now.best), plan.dollars(doubled.best)
     if before is not None and after is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -15,10 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestra.cli.duration_option import duration_option
+from orchestra.cli.engine_start import is_local, routes_of, start_engines
 from orchestra.cli.following import Following, over, watched
-from orchestra.cli.forecast_notes import batch_notes, cap_notes, endpoint_notes, unpriced_notes
+from orchestra.cli.forecast_notes import (
+    batch_notes,
+    cap_notes,
+    day_notes,
+    endpoint_notes,
+    full_price_notes,
+    unpriced_notes,
+)
 from orchestra.cli.job_words import AN_HOUR, instant
-from orchestra.durations import parse_duration
 
 if TYPE_CHECKING:
     from orchestra.cli.run_display import RunDisplay
@@ -48,8 +55,8 @@ def run(
         typer.Option(
             "--deadline",
             metavar="24h",
-            help="When the answers are wanted: 90m, 24h, '2 days'; a plain number is in seconds. Work that has "
-            "time rides in the provider's batches, for less. Lines that are not answered by then fail as expired.",
+            help="When the answers are wanted: 90m, 24h, '2 days'. Work that has time rides in the provider's "
+            "batches, for less. Lines that are not answered by then fail as expired.",
         ),
     ] = None,
     job: Annotated[
@@ -89,18 +96,17 @@ def run(
     2: bad usage, settings or input, and nothing was sent (of a --dry-run: nothing would be); 130: interrupted.
     """
     from orchestra.cli.run_display import RunDisplay
-    from orchestra.cli.settings import DEFAULT_CONFIG, find_settings
+    from orchestra.cli.settings import DEFAULT_CONFIG, find_settings, shown
     from orchestra.jobs import check_output, checked_name
 
-    seconds = _seconds(deadline)
+    seconds = None if deadline is None else duration_option("--deadline", deadline)
     if job is not None:
         checked_name(job)
     settings, origin = find_settings(config)
     others = {"input": Path(source), "settings": config or DEFAULT_CONFIG, "store": Path(settings.bulk.store)}
     check_output(out, **others)
     display = RunDisplay()
-    if config is None:
-        display.say(f"settings: {origin}")
+    display.say(f"settings: {origin}; ledger: {shown(settings.bulk.store)}")
     command = _Run(settings, display, out, model=model, deadline=seconds, name=job, retry_failed=retry_failed)
     try:
         # read here, and not in a thread: an interrupt ends a read of a pipe that nobody writes to
@@ -124,15 +130,6 @@ def _open(source: str) -> JsonlFile:
         if os.path.lexists(source):
             raise
         raise InputError(f"{error}, or pipe the lines in with -") from None
-
-
-def _seconds(deadline: str | None) -> float | None:
-    from orchestra.errors import InputError
-
-    try:
-        return None if deadline is None else parse_duration(deadline)
-    except ValueError as error:
-        raise InputError(f"--deadline: {error}") from None
 
 
 @contextmanager
@@ -196,7 +193,9 @@ class _Run:
             routes = {model: self._routes(model) for model in survey.models}
             every = [route for ways in routes.values() for route in ways]
             unpriced, stuck = unpriced_notes(self._settings, routes)
-            notes = [*endpoint_notes(survey, self._model), *unpriced, *cap_notes(self._settings, forecast)]
+            notes = [*endpoint_notes(survey, self._model), *unpriced]
+            notes += [*day_notes(forecast), *cap_notes(self._settings, forecast)]
+            notes += full_price_notes(self._settings, forecast)
             if until is not None:
                 notes += batch_notes(self._settings, every)
             self._display.forecast(file.name, survey, forecast, routes, notes)
@@ -216,8 +215,7 @@ class _Run:
         return self._following.farewell()
 
     def _routes(self, model: str) -> tuple[str, ...]:
-        entry = self._settings.models.get(model)
-        return entry.routes if entry else (model,)
+        return routes_of(self._settings, model)
 
     async def _start_engines(self, orc: Orchestra, file: JsonlFile) -> None:
         """Start the engines that are some model's only route: one that does not start is told before the job is.
@@ -225,7 +223,6 @@ class _Run:
         None is for a job that has ended, or that another process runs: it will be asked nothing. The file is read
         once more for it, which is nothing beside what an engine takes to answer.
         """
-        from orchestra.errors import InputError, LocalEngineError
         from orchestra.jobs import is_locked
 
         orc.jobs.check_model(self._model)
@@ -243,14 +240,7 @@ class _Run:
             return
         survey = await orc.jobs.survey(file, model=self._model)
         self._check_weights(survey)
-        for model in filter(self._is_local, survey.models):
-            for route in self._routes(model):
-                self._display.say(f"starting the engine of {route}")
-                try:
-                    with _leaving_at_once(self.farewell()):
-                        await orc.engine(route.partition("/")[2])
-                except LocalEngineError as error:
-                    raise InputError(f"model {model!r}: {route}: {error}") from error
+        await start_engines(orc, survey.models, say=self._display.say, farewell=self.farewell)
 
     def _check_weights(self, survey: Survey) -> None:
         """Raise InputError where an engine that is some model's only route has no file to load."""
@@ -276,7 +266,7 @@ class _Run:
         return self._name
 
     def _is_local(self, model: str) -> bool:
-        return all(route.startswith("local/") for route in self._routes(model))
+        return is_local(self._settings, model)
 
     async def _submit(self, orc: Orchestra, file: JsonlFile) -> Job:
         name = await self._named(file)
@@ -285,25 +275,6 @@ class _Run:
         )
         with self._display.checking(file.size) as show:
             return await watched(submitting, lambda: show(file.read_bytes))
-
-
-@contextmanager
-def _leaving_at_once(farewell: str) -> Iterator[None]:
-    """Let an interrupt end the process where it stands: a model that is being loaded cannot be stopped.
-
-    Only for where nothing has been sent and the ledger holds nothing of ours.
-    """
-
-    def leave(number: int, frame: object) -> None:
-        sys.stderr.write(f"{farewell}\n")
-        sys.stderr.flush()
-        os._exit(130)
-
-    before = signal.signal(signal.SIGINT, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _goes_on(progress: Progress, left: Survey | None, until: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from orchestra.config import Config
 
-__all__ = ["cannot_be_made", "find_settings"]
+__all__ = ["DEFAULT_CONFIG", "cannot_be_made", "find_settings", "shown"]
 
 DEFAULT_CONFIG = Path("orchestra.toml")
 
@@ -31,6 +31,12 @@ def find_settings(path: Path | None) -> tuple[Config, str]:
         )
     file = path or DEFAULT_CONFIG
     return load_config(file), str(file)
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Return a path as it is shortest to read: from the current folder where it is below that."""
+    absolute, here = os.path.abspath(path), os.getcwd()
+    return os.path.relpath(absolute, here) if absolute.startswith(os.path.join(here, "")) else absolute
 
 
 def cannot_be_made(path: Path) -> str | None:

@@ -186,6 +186,9 @@ def _engine(name: str, told: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
             parts.append(f"{title} " + " and ".join(f"{figure(counts.get(one, 0))} {one}" for one in CLASSES))
     if isinstance(blocks := told.get("blocks"), Mapping):
         parts.append(f"{figure(blocks.get('free'))} of {figure(blocks.get('total'))} cache blocks free")
+    if {"device", "slots", "step_tokens"} <= told.keys():
+        sizes = f"{figure(told['slots'])} at once, {figure(told['step_tokens'])} tokens a step"
+        parts.append(f"on {told['device']}: up to {sizes}")
     yield f"local/{clean(name)}", clean("; ".join(parts), longest=200), PLAIN
     for traffic in CLASSES:
         if figures := engine_figures(told, traffic):

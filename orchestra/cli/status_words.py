@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestra.cli.job_words import AN_HOUR, STAGES, held_by, instant, outlet_lines, stalled
+from orchestra.cli.job_words import AN_HOUR, STAGES, instant, outlet_lines, within_limits
 from orchestra.durations import format_duration
 
 __all__ = [
@@ -130,7 +130,7 @@ def job_rows(
     """Yield how far a job is: a name, what is said of it, and the style of that."""
     from orchestra.jobs import Progress
 
-    progress = stalled(Progress.from_plain(told), held_by(pools, name))
+    progress = within_limits(Progress.from_plain(told), pools, name)
     if progress.waiting:
         yield clean(name), f"{progress}; waiting: {clean(progress.waiting, longest=300)}", NOTE
     else:

@@ -30,29 +30,39 @@ def top(
 
     It looks in as `orchestra status` does, and draws the last five minutes of what it has seen. Ctrl-C ends it.
     Where the output is no terminal it looks twice and prints one screen: `orchestra top --pid 4242 > seen.txt`.
+    Exit code 1 where nothing is running then, or there is no such process.
     """
     from rich.console import Console
     from rich.live import Live
 
+    from orchestra.cli.status import look
     from orchestra.observe.history import History
 
+    if pid is not None and not look(pid)["processes"]:
+        typer.echo(f"there is no process {pid} to be seen", err=True)
+        raise typer.Exit(1)
     console, history = Console(highlight=False, markup=False), History()
     try:
         if console.is_terminal and looks is None:
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 while True:
-                    live.update(_look(console, history, pid, every, console.height), refresh=True)
+                    live.update(_look(console, history, pid, every, console.height)[0], refresh=True)
                     time.sleep(every)
         for number in range(looks or 2):
             if number:
                 time.sleep(every)
-            text = _look(console, history, pid, every, None)
+            text, anything = _look(console, history, pid, every, None)
         console.print(text)
+        if not anything:
+            raise typer.Exit(1)
     except KeyboardInterrupt:  # which is how to end it
         return
 
 
-def _look(console: Console, history: History, pid: int | None, every: float, height: int | None) -> Text:
+def _look(
+    console: Console, history: History, pid: int | None, every: float, height: int | None
+) -> tuple[Text, bool]:
+    """Return the screen, and whether there is a process on it."""
     from rich.text import Text
 
     from orchestra.cli.status import look
@@ -64,4 +74,4 @@ def _look(console: Console, history: History, pid: int | None, every: float, hei
     minutes = history.keep / 60
     title = f"orchestra top  {time.strftime('%H:%M:%S')}  every {every:g} s; lines show {minutes:g} minutes"
     lines = screen(report, history, title=title, width=console.width or 80, height=height)
-    return Text("\n").join(Text(line, style) for line, style in lines)
+    return Text("\n").join(Text(line, style) for line, style in lines), bool(report["processes"])

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from orchestra.config.batch import BatchConfig
-from orchestra.config.section import Price, Rate, Section, closest
+from orchestra.config.section import Price, Rate, Section, anchored, closest
 from orchestra.errors import ConfigError
 from orchestra.kinds import KINDS
 
@@ -59,7 +59,8 @@ class PriceConfig(Section):
     gives the factor by which all of that changes in a service tier, by the name that answers give it, in a
     ``batch``, or in the ``background 8h`` or ``2h``. A tier without one is charged in full where it is known to
     cost no more; what costs more has no price without one. A batch without one is as cheap as the provider
-    documents, and so is the background.
+    documents, and so is the background; servers of one's own, and an ``openai-compatible``, document nothing, so
+    there it costs the full price.
     """
 
     models: tuple[str, ...] = ("*",)
@@ -86,8 +87,11 @@ class ServiceTiersConfig(Section):
 class ProviderConfig(Section):
     """An account at a provider.
 
+    ``base_url`` is what the official SDK would take, by default the kind's own address.
+
     ``api_key`` is ``env:NAME``, ``file:PATH`` or a literal, and never shown; absent, the caller's own
-    authorization header is used, and only towards the host that the caller pointed its SDK at.
+    authorization header is used, and only towards the host that the caller pointed its SDK at. A relative path
+    counts from the folder of the settings.
 
     ``priority`` tells the server each call's class in the field ``priority``. A server that does not run with it
     refuses the field: vLLM needs ``--scheduling-policy priority``, SGLang ``--enable-priority-scheduling``.
@@ -118,6 +122,12 @@ class ProviderConfig(Section):
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ValueError(f"must be one of {', '.join(KINDS)}{hint}")
         return value
+
+    @field_validator("api_key")
+    @classmethod
+    def _counts_from_the_settings(cls, value: str | None, info: ValidationInfo) -> str | None:
+        scheme, _, path = (value or "").partition(":")
+        return f"file:{anchored(path, info)}" if scheme == "file" and path else value
 
     @field_validator("base_url")
     @classmethod
@@ -207,7 +217,7 @@ class ProviderConfig(Section):
             return key
         if scheme == "file":
             try:
-                key = Path(rest).expanduser().read_text(encoding="utf-8").strip()
+                key = Path(rest).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f'api_key = "file:{rest}": cannot be read ({type(error).__name__})') from None
             if not key:

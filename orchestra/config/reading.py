@@ -32,7 +32,10 @@ def default_config() -> Config:
 
 
 def load_config(path: str | os.PathLike[str]) -> Config:
-    """Read a TOML file. Raises ConfigError naming the file, the place in it and the remedy."""
+    """Read a TOML file. Relative paths in it count from its folder.
+
+    Raises ConfigError naming the file, the place in it and the remedy.
+    """
     import tomllib  # settings may come as a dict as well
 
     file = Path(path)
@@ -48,13 +51,16 @@ def load_config(path: str | os.PathLike[str]) -> Config:
         raise ConfigError(f"{file}: nested too deeply to be settings") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    return parse_config(data, source=str(file))
+    return parse_config(data, source=str(file), folder=os.path.realpath(file.parent))
 
 
-def parse_config(data: Mapping[str, Any], *, source: str = "config") -> Config:
-    """Check a dict with the keys of `orchestra.toml`. Raises ConfigError with every fault found."""
+def parse_config(data: Mapping[str, Any], *, source: str = "config", folder: str | None = None) -> Config:
+    """Check a dict with the keys of `orchestra.toml`. Raises ConfigError with every fault found.
+
+    Relative paths count from ``folder``; without it from the folder that is current when a file is opened.
+    """
     try:
-        return Config.model_validate(dict(data))
+        return Config.model_validate(dict(data), context={"folder": folder})
     except ValidationError as error:
         faults = _without_consequences(error.errors(include_url=False, include_input=False))
         raise ConfigError(f"{source}: " + "; ".join(map(_describe, faults))) from None
@@ -106,6 +112,8 @@ def _describe(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         *parents, key = fault["loc"]
         return f"unknown key {where!r}" + nearest(str(key), _known_keys(parents))
+    if fault["type"] == "tuple_type" and _known_keys(fault["loc"]):
+        return f"{where}: must be a list of sections: write [[{where}]]"
     if fault["type"] in _WORDS:
         return f"{where}: {_WORDS[fault['type']]}"
     message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")

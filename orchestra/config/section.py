@@ -1,17 +1,33 @@
 """What the sections of the settings are made of."""
 
+import os
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
-__all__ = ["FileName", "Price", "Rate", "Section", "Share", "closest", "nearest"]
+__all__ = ["FileName", "Price", "Rate", "Section", "Share", "anchored", "closest", "folder_of", "nearest"]
 
 
 def _without_nul(name: str) -> str:
     if "\0" in name:
         raise ValueError("must be the name of a file, without a zero byte")
     return name
+
+
+def folder_of(info: ValidationInfo) -> str | None:
+    """Return the folder of the file that is read (the validation's context), or None where there is no file."""
+    return (info.context or {}).get("folder")
+
+
+def anchored(path: str, info: ValidationInfo) -> str:
+    """Return ``path`` as it counts from the folder of the settings, and ``~`` from home.
+
+    Without a file a relative path stays as it is, and so counts from the current folder.
+    """
+    path = os.path.expanduser(path)
+    folder = folder_of(info)
+    return path if folder is None else os.path.join(folder, path)
 
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]

@@ -1,15 +1,16 @@
 """The settings as a whole, and their sections beside those of the providers."""
 
 import ipaddress
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from orchestra.config.account import ProviderConfig
-from orchestra.config.section import FileName, Price, Rate, Section, Share, nearest
+from orchestra.config.section import FileName, Price, Rate, Section, Share, anchored, folder_of, nearest
 
 __all__ = [
     "LOCAL",
@@ -47,6 +48,7 @@ class ModelConfig(Section):
 class LocalConfig(Section):
     """A model that the in-process engine serves. ``weights`` is a known model's name, a .gguf file or a folder.
 
+    A relative path counts from the folder of the settings; a word without a slash is a path where it is there.
     The others up to ``strict`` are those of the engine (`EngineConfig`), which chooses what is not set.
     ``dollars_per_hour`` is what its machine costs, from which jobs say what a million tokens do.
     """
@@ -62,8 +64,21 @@ class LocalConfig(Section):
     prefix_cache: Annotated[bool, Field(strict=True)] | None = None
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] | None = None
     precision: Literal["auto", "float32", "int8", "bfloat16", "float16"] | None = None
+    kv_dtype: Literal["auto", "float8"] | None = None
     strict: Annotated[bool, Field(strict=True)] | None = None
     dollars_per_hour: Price | None = None
+
+    @field_validator("weights")
+    @classmethod
+    def _counts_from_the_settings(cls, value: str, info: ValidationInfo) -> str:
+        path = anchored(value, info)
+        if os.path.basename(value) != value or value.endswith(".gguf"):
+            return path
+        if folder_of(info) is None or not os.path.exists(path):
+            return value
+        from orchestra.localengine.weights.registry import KNOWN  # only here does a word mean two things
+
+        return value if value in KNOWN else path
 
     @model_validator(mode="after")
     def _leaves_bulk_a_slot(self) -> Self:
@@ -85,12 +100,17 @@ class TrafficConfig(Section):
 
     ``hedge_share``: the share of interactive calls that may be sent a second time, where an answer is later than
     all but that share usually are; 0 is never. The first good answer counts, and both are charged.
+
+    ``unknown_models``: what becomes of a call for a model that is none of yours, to a host that is none of your
+    providers'. ``"pass"``: it goes there, unmetered. ``"refuse"``: it goes nowhere. ``"auto"`` refuses what is
+    probably a slip for a model of yours, and everything where all models of yours are served in this process.
     """
 
     interactive_reserve: Literal["auto"] | float = "auto"
     bulk_min_share: Share = 0.0
     max_waiting: Annotated[int, Field(ge=0, strict=True)] | None = None
     hedge_share: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False, strict=True)] = 0.0
+    unknown_models: Literal["auto", "pass", "refuse"] = "auto"
 
     @field_validator("interactive_reserve", mode="before")
     @classmethod
@@ -104,30 +124,36 @@ class BudgetConfig(Section):
     """Who shares the budget.
 
     ``backend``: ``"memory"``, this process alone; or ``"sqlite:PATH"``, all processes of this machine that name
-    the same file, which is made where it is missing. A relative path counts from the current folder.
+    the same file, which is made where it is missing. A relative path counts from the folder of the settings.
     """
 
     backend: str = "memory"
 
     @field_validator("backend")
     @classmethod
-    def _known_backend(cls, value: str) -> str:
+    def _known_backend(cls, value: str, info: ValidationInfo) -> str:
         scheme, _, path = value.partition(":")
-        if value != "memory" and not (scheme == "sqlite" and path.strip()):
+        if value == "memory":
+            return value
+        if not (scheme == "sqlite" and path.strip()):
             raise ValueError(f'must be "memory" or "sqlite:PATH", not {value!r}')
-        return value
+        return f"sqlite:{anchored(path, info)}"
 
     @property
     def sqlite_path(self) -> Path | None:
         """The file that the processes share, or None where the budget is this process's own."""
         scheme, _, path = self.backend.partition(":")
-        return Path(path).expanduser() if scheme == "sqlite" else None
+        return Path(path) if scheme == "sqlite" else None
 
 
 class BulkConfig(Section):
-    """Durable bulk jobs. ``store`` is the SQLite file that holds them."""
+    """Durable bulk jobs.
 
-    store: FileName = ".orchestra/jobs.db"
+    ``store`` is the SQLite file that holds them. A relative path, as the default is, counts from the folder of the
+    settings, so that one file of settings is one ledger, from wherever it is used.
+    """
+
+    store: Annotated[FileName, Field(validate_default=True), AfterValidator(anchored)] = ".orchestra/jobs.db"
 
 
 class NetworkConfig(Section):
@@ -187,7 +213,7 @@ class Config(Section):
     local: Mapping[str, LocalConfig] = Field(default_factory=dict)
     traffic: TrafficConfig = Field(default_factory=TrafficConfig)
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
-    bulk: BulkConfig = Field(default_factory=BulkConfig)
+    bulk: BulkConfig = Field({}, validate_default=True)  # its default counts from the folder, too
     network: NetworkConfig = Field(default_factory=NetworkConfig)
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)

@@ -43,6 +43,7 @@ _MANY = 1024
 _PORTS = {"http": 80, "https": 443}
 
 _log = logging.getLogger("orchestra.dispatch")
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes one each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +142,18 @@ class Account:
 
     def fingerprint(self, call: Call) -> str:
         """Return a name for the key that a call uses here, which does not reveal it."""
-        key = self._key
-        if key is None and self._pointed_at(call):
+        if self._key is not None:
+            return self._own_fingerprint
+        key = None
+        if self._pointed_at(call):
             shown = [value for name, value in call.headers if name in _CREDENTIALS]
             shown += [one for one in _parameters(call.url) if one.partition("=")[0] in _IDENTITY_QUERY]
             key = shown[0] if shown else None
-        return hashlib.sha256(key.encode()).hexdigest()[:12] if key else NO_KEY
+        return _fingerprint(key) if key else NO_KEY
+
+    @cached_property
+    def _own_fingerprint(self) -> str:
+        return _fingerprint(self._key) if self._key else NO_KEY
 
     def prepare(
         self, endpoint: Endpoint, call: Call, model: str, *, default_tier: bool = False
@@ -230,7 +237,7 @@ class Account:
             headers += self.provider.credentials(self._key)
         body = call.body
         if payload is not None and payload is not call.payload:
-            body = json.dumps(payload, separators=(",", ":")).encode()
+            body = _ENCODER.encode(payload).encode()
         return WireRequest(call.method, f"{self._origin}{self._path}{path}{query}", headers, body)
 
     def own_request(self, method: str, path: str, headers: Headers = (), body: Body = b"") -> WireRequest:
@@ -265,6 +272,10 @@ class Account:
 
     def _pointed_at(self, call: Call) -> bool:
         return _split(call.url)[0] == self._origin
+
+
+def _fingerprint(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def _with_window(group: LimitsConfig, provider: Provider) -> LimitsConfig:

@@ -5,29 +5,41 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal
+from contextlib import suppress
+from typing import Any, Literal
 
+from orchestra.budget.alarm import call_at
 from orchestra.call import Headers, Outcome, Usage
 from orchestra.dispatch.bounds import Bounds
 from orchestra.errors import ConnectionFailed, StreamInterrupted
 from orchestra.providers import FormatError, StreamReader
 
-__all__ = ["AnswerBody", "End", "Ending", "bounded"]
+__all__ = ["AnswerBody", "End", "Ending", "OnEnd", "bounded"]
 
 End = Literal["complete", "broken", "dropped"]
 """How a body ended: it came whole; it broke; its reader closed it, was cancelled, or forgot it."""
 
 
-class Ending:
-    """Runs ``on_end`` with how a body ended and the usage it told, once."""
+OnEnd = Callable[[End, Usage], Callable[[], None]]
+"""Settles what a body held, told how it ended and the usage that it told. Returns what tells everybody of it.
 
-    def __init__(self, on_end: Callable[[End, Usage], None]) -> None:
-        self._on_end: Callable[[End, Usage], None] | None = on_end
+The first half may run inside the garbage collector, so it takes no lock; the second never does.
+"""
+
+
+class Ending:
+    """Runs ``on_end`` once."""
+
+    def __init__(self, on_end: OnEnd) -> None:
+        self._on_end: OnEnd | None = on_end
 
     def __call__(self, end: End, usage: Usage) -> None:
+        self.settle(end, usage)()
+
+    def settle(self, end: End, usage: Usage) -> Callable[[], None]:
+        """Run the first half. Returns the second, which is still to be called."""
         on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end(end, usage)
+        return _nothing if on_end is None else on_end(end, usage)
 
 
 class AnswerBody:
@@ -47,8 +59,8 @@ class AnswerBody:
         source: AsyncIterator[bytes],
         close: Callable[[], Awaitable[None]],
         reader: StreamReader,
-        on_end: Callable[[End, Usage], None],
         bounds: Bounds,
+        on_end: OnEnd = lambda end, usage: _nothing,
         on_read: Callable[[bool], None] = lambda handed: None,
     ) -> None:
         self._route = route
@@ -61,10 +73,7 @@ class AnswerBody:
         self._on_read = on_read
         self._over = False
         self._outcome: Callable[[], Outcome | None] = lambda: None
-        self._finalizer = weakref.finalize(
-            self, _forgotten, asyncio.get_running_loop(), self._ending, reader, close
-        )
-        self._finalizer.atexit = False
+        self._finalizer = _when_forgotten(self, self._ending, lambda: reader.usage, close)
         self._end_when_read()
 
     def outcome(self, status: int, headers: Headers) -> Outcome:
@@ -109,7 +118,10 @@ class AnswerBody:
                 reason = (
                     f"no more within {self._bounds.whole()}" if isinstance(error, TimeoutError) else str(error)
                 )
-                raise StreamInterrupted(f"{self._route} broke off: {reason}") from error
+                late = isinstance(error, TimeoutError) or (isinstance(error, ConnectionFailed) and error.timed_out)
+                raise StreamInterrupted(f"{self._route} broke off: {reason}", timed_out=late) from error
+        except GeneratorExit:  # the garbage collector ends a reading task whose loop is no more, and finds us next
+            raise
         except BaseException:
             await self._end("dropped")
             raise
@@ -128,26 +140,61 @@ class AnswerBody:
         await self._close()
 
 
+def _nothing() -> None:
+    """Tell nobody."""
+
+
+def _when_forgotten(
+    body: object,
+    ending: Ending,
+    usage: Callable[[], Usage] = Usage,
+    close: Callable[[], Awaitable[None]] | None = None,
+) -> weakref.finalize[Any, Any]:
+    """End ``body`` when it is dropped unread. Neither function may know it."""
+    finalizer = weakref.finalize(body, _forgotten, asyncio.get_running_loop(), ending, usage, close)
+    finalizer.atexit = False
+    return finalizer
+
+
 def _forgotten(
-    loop: asyncio.AbstractEventLoop, ending: Ending, reader: StreamReader, close: Callable[[], Awaitable[None]]
+    loop: asyncio.AbstractEventLoop,
+    ending: Ending,
+    usage: Callable[[], Usage],
+    close: Callable[[], Awaitable[None]] | None,
 ) -> None:
-    """End a body that was dropped unread. Runs inside the garbage collector, so the work is put off."""
+    """Settle for a body that was dropped. Runs inside the garbage collector, so all else is put off.
+
+    A subscriber takes locks of its own, and the collector may run in the midst of what holds them.
+    """
+    tell = ending.settle("dropped", usage())
+    if tell is _nothing and close is None:
+        return
 
     def end() -> None:
-        ending("dropped", reader.usage)
+        tell()
+        shut()
+
+    def shut() -> None:
+        if close is None:
+            return
         _closing.add(closing := asyncio.ensure_future(close()))
         closing.add_done_callback(_closing.discard)
 
-    try:
-        loop.call_soon_threadsafe(end)
-    except RuntimeError:  # the loop is closed, and its connections with it
-        ending("dropped", reader.usage)
+    if loop.is_running():
+        with suppress(RuntimeError):  # it is closed by now
+            loop.call_soon_threadsafe(end)
+            return
+    with suppress(RuntimeError):  # it is closed, and its connections with it; else it may run again
+        loop.call_soon_threadsafe(shut)
+    if tell is not _nothing:
+        with suppress(RuntimeError):  # no thread can be started: this process ends
+            call_at(0.0, tell)
 
 
 _closing: set[asyncio.Future[None]] = set()
 
 
-def bounded(outcome: Outcome, bounds: Bounds, on_end: Callable[[End, Usage], None]) -> Outcome:
+def bounded(outcome: Outcome, bounds: Bounds, on_end: OnEnd) -> Outcome:
     """Return an outcome that is made in this process, with its waits bounded.
 
     One that is too long breaks it off with StreamInterrupted. ``on_end`` runs once, however the body ends.
@@ -166,6 +213,7 @@ def bounded(outcome: Outcome, bounds: Bounds, on_end: Callable[[End, Usage], Non
 
     outcome.body = _bounded(outcome.body, bounds, lambda end: ending(end, usage()))
     outcome.close = aclose
+    _when_forgotten(outcome.body, ending)  # what it reads closes itself when it is dropped
     return outcome
 
 
@@ -179,7 +227,8 @@ async def _bounded(
                 async with asyncio.timeout(bounds.wait_left()):
                     chunk = await anext(body, None)
             except TimeoutError:
-                raise StreamInterrupted(f"the answer broke off: no more within {bounds.wait()}") from None
+                reason = f"the answer broke off: no more within {bounds.wait()}"
+                raise StreamInterrupted(reason, timed_out=True) from None
             if chunk is None:
                 end = "complete"
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from orchestra.budget import Budget
@@ -151,11 +152,11 @@ class Attempts:
             raise
         status = outcome.status
 
-        def on_end(end: End, usage: Usage) -> None:
+        def on_end(end: End, usage: Usage) -> Callable[[], None]:
             if end != "complete":
-                tell("interrupted", reason=end, duration=watch.elapsed())
-                return
-            tell(
+                return partial(tell, "interrupted", reason=end, duration=watch.elapsed())
+            return partial(
+                tell,
                 "settled",
                 status=status,
                 certainty=usage.certainty,
@@ -169,5 +170,5 @@ class Attempts:
         if call.streams:
             tell("first_byte", ttft=watch.first_byte())
             return bounded(outcome, bounds, on_end)
-        on_end("complete", outcome.usage)
+        on_end("complete", outcome.usage)()
         return outcome

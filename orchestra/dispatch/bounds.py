@@ -43,6 +43,11 @@ class Bounds:
         bound = self.call.queue_bound
         return None if bound is None else max(0.0, self.started + bound - self.clock())
 
+    def admission_left(self) -> float | None:
+        """Return in how many seconds the call must have been let go, or None where nothing bounds that."""
+        bounds = [self.time_left(), self.queue_left()]
+        return min((one for one in bounds if one is not None), default=None)
+
     def whole(self) -> str:
         """Return the bound of the whole call in words: ``the call's timeout of 2.0s``."""
         seconds = math.inf if self.call.expires_at is None else max(0.0, self.call.expires_at - self.started)

@@ -21,7 +21,7 @@ from orchestra.config import LOCAL, Config
 from orchestra.dispatch.answer_body import AnswerBody
 from orchestra.dispatch.attempts import Attempts
 from orchestra.dispatch.bounds import Bounds
-from orchestra.dispatch.health import RouteHealth
+from orchestra.dispatch.health import Outage, RouteHealth
 from orchestra.dispatch.journey import Journey
 from orchestra.dispatch.route_table import LocalAnswerer, RouteTable, Target
 from orchestra.dispatch.tiers import cost_at_least
@@ -98,6 +98,10 @@ class Dispatcher:
         """Return how each route used so far is, by its name: see `RouteHealth.snapshot`."""
         return self._health.snapshot()
 
+    def outage(self) -> Outage | None:
+        """Return why no route answers just now: see `RouteHealth.outage`."""
+        return self._health.outage()
+
     async def send(self, call: Call) -> Outcome:
         """Send ``call`` by the first of its routes that will have it, and return the answer.
 
@@ -156,7 +160,6 @@ class Dispatcher:
             source=response.body,
             close=response.aclose,
             reader=PlainStreamReader(),
-            on_end=lambda end, usage: None,
             bounds=bounds,
         )
         return answer.outcome(response.status, response.headers)

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from orchestra.budget import Budget, Lease, Pool
@@ -160,7 +161,11 @@ class Exchange:
             usd = None if expected is None else tier_cost(self._price, expected, self._tier)
             charge = replace(charge, usd=usd)
         self._charge = charge
-        self._estimated = {"estimated_input_tokens": charge.input_tokens, "estimated_usd": charge.usd}
+        self._estimated = {
+            "estimated_input_tokens": charge.input_tokens,
+            "estimated_output_tokens": charge.output_tokens or None,
+            "estimated_usd": charge.usd,
+        }
 
     def _withdraw(self, error: OrchestraError) -> bool:
         if not isinstance(error, ProviderError) or error.status not in (400, 422):
@@ -185,7 +190,7 @@ class Exchange:
         path = self._provider.path_for(self._target.path, self._model)
         request = self._account.request(self._call, path, self._payload)
         if not at_once:
-            self._tell("queued", **self._estimated)
+            self._tell("queued", time_left=self._bounds.admission_left(), **self._estimated)
         try:
             self._lease = await self._pool.acquire(
                 self._charge,
@@ -256,7 +261,7 @@ class Exchange:
         usage = self._provider.usage(self._endpoint, body)
         if usage.certainty != "known":
             self._seen.feed(body)
-        self._end("complete", usage)
+        self._end("complete", usage)()
         return Outcome(response.status, response.headers, _once(body), self._target.name, usage=usage)
 
     async def _read_error(self, response: WireResponse, told: list[RateLimit]) -> Failed:
@@ -332,8 +337,8 @@ class Exchange:
         if self._lease is not None:
             self._pool.note_reader(self._lease, handed=handed)
 
-    def _end(self, end: End, usage: Usage) -> None:
-        """End the lease of an answer that was handed on."""
+    def _end(self, end: End, usage: Usage) -> Callable[[], None]:
+        """End the lease of an answer that was handed on. Returns what tells of it."""
         lease = self._take_lease()
         self._pool.forget_reader(lease)
         if usage.certainty == "known":
@@ -344,24 +349,31 @@ class Exchange:
         else:
             spent = self._spent_at_least(lease.charge, usage.tier)
             lease.settle(spent)
-        if end == "complete":
-            known = usage.certainty != "unknown"
-            self._tell(
-                "settled",
-                status=self._status,
-                certainty=usage.certainty,
-                input_tokens=usage.input_tokens if known else None,
-                output_tokens=usage.output_tokens if known else None,
-                cached_tokens=usage.cached_tokens if known else None,
-                usd=spent.usd,
-                ttft=self._watch.ttft,
-                duration=self._watch.elapsed(),
-                **self._estimated,
-            )
-        else:
-            self._tell_interrupted(end)
         if end == "broken":
             self._on_broken()
+        return partial(self._tell_end, end, usage, spent)
+
+    def _tell_end(self, end: End, usage: Usage, spent: Charge) -> None:
+        tier = self._tier_of(usage)
+        if self._price is not None and tier is not None and tier_cost(self._price, usage, tier) is None:
+            self._account.note_price_of(tier)
+        if end != "complete":
+            self._tell_interrupted(end)
+            return
+        known = usage.certainty != "unknown"
+        self._tell(
+            "settled",
+            status=self._status,
+            certainty=usage.certainty,
+            input_tokens=usage.input_tokens if known else None,
+            output_tokens=usage.output_tokens if known else None,
+            cached_tokens=usage.cached_tokens if known else None,
+            charged_tokens=spent.tokens,
+            usd=spent.usd,
+            ttft=self._watch.ttft,
+            duration=self._watch.elapsed(),
+            **self._estimated,
+        )
 
     def _spent_at_least(self, charge: Charge, tier: str | None) -> Charge:
         """Return what to count for an answer that did not tell its usage: what was set aside for it, and more
@@ -382,11 +394,10 @@ class Exchange:
 
     def _cost(self, price: PriceConfig, usage: Usage) -> float:
         """Return what ``usage`` cost, in the tier that the answer told, or else in the one asked for."""
-        tier = usage.tier if usage.tier is not None and self._provider.tiered else self._tier
-        known = tier_cost(price, usage, tier)
-        if known is None and tier is not None:
-            self._account.note_price_of(tier)
-        return cost_at_least(price, usage, tier)
+        return cost_at_least(price, usage, self._tier_of(usage))
+
+    def _tier_of(self, usage: Usage) -> str | None:
+        return usage.tier if usage.tier is not None and self._provider.tiered else self._tier
 
     def _tell_interrupted(self, how: str) -> None:
         reason = "outrun" if self._watch.outrun else how

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestra.call import Call
 from orchestra.dispatch.route_table import Target
@@ -14,9 +14,17 @@ from orchestra.policies.breaker import BreakerState, CircuitBreaker
 from orchestra.policies.retry_budget import RetryBudget
 from orchestra.policies.traffic import TrafficClass
 
-__all__ = ["RouteHealth"]
+__all__ = ["Outage", "RouteHealth"]
 
 _MANY = 1024
+
+
+class Outage(NamedTuple):
+    """Why no route answers, in words, and in how many seconds the first of them is asked again."""
+
+    reason: str
+    next_try_in: float
+
 
 _Spent = tuple[str, str, str | None]
 """A spent account: by name, key, and model where only that one is."""
@@ -146,6 +154,20 @@ class RouteHealth:
                 }
                 for route, breaker in self._breakers.items()
             }
+
+    def outage(self) -> Outage | None:
+        """Return why no route answers, where all that have been used are left alone; None where one is not."""
+        routes = self.snapshot()
+        if not routes or any(one["state"] == "closed" and one["paused_for"] is None for one in routes.values()):
+            return None
+        reasons, waits = [], []
+        for name, one in routes.items():
+            if one["paused_for"] is not None:
+                reasons.append(f"the account of {name} is spent")
+            else:
+                reasons.append(f"no answer from {name}" + (f" ({one['fault']})" if one["fault"] else ""))
+            waits.append(max(one["next_try_in"] or 0.0, one["paused_for"] or 0.0))
+        return Outage("; ".join(reasons), min(waits))
 
     def _longest_pause(self, route: str, now: float) -> float | None:
         account, _, model = route.partition("/")

@@ -89,7 +89,8 @@ class Hedger:
     ) -> _Second:
         sent = asyncio.Event()
         watch.on_sent = sent.set
-        make = self._attempts.make(call, targets[0], bounds, number=next(numbers), watch=watch)
+        number = next(numbers)
+        make = self._attempts.make(call, targets[0], bounds, number=number, watch=watch)
         first = asyncio.create_task(make)
         late = asyncio.create_task(self._after(sent, delay))
         other = Stopwatch(self._clock)
@@ -108,12 +109,17 @@ class Hedger:
             if second is not None:
                 self._give_up(second)
             await asyncio.wait({one for one in (first, second) if one is not None})
+            if (failed := _failure(first)) is not None:
+                self._lose(call, targets[0], failed, number, watch, "cancelled")
             raise
         finally:
             late.cancel()
         if won is not None:
             watch.outrun = True
-            self._give_up(first)
+            if (failed := _failure(first)) is not None:
+                self._lose(call, targets[0], failed, number, watch)
+            else:
+                self._give_up(first)
             self._learn(won[0], call, other, answered=True)
             return won
         if second is not None:
@@ -153,7 +159,7 @@ class Hedger:
                 if isinstance(result, Failed) and isinstance(result.error, AdmissionError):
                     continue
                 if isinstance(result, Failed):
-                    self._record(call, target, result)
+                    self._lose(call, target, result, number, watch)
                 return target, result
             return None
         finally:
@@ -161,7 +167,20 @@ class Hedger:
                 with self._lock:
                     self._hedging.give_back()
 
-    def _record(self, call: Call, target: Target, failed: Failed) -> None:
+    def _lose(
+        self, call: Call, target: Target, failed: Failed, number: int, watch: Stopwatch, reason: str = "outrun"
+    ) -> None:
+        """Tell of an attempt that failed beside the other one, and note what that says about its route."""
+        if watch.sent_at is not None:
+            self._attempts.tell(
+                "interrupted",
+                call,
+                target.name,
+                attempt=number,
+                reason=reason,
+                status=failed.status,
+                duration=watch.elapsed(),
+            )
         if failed.fault.unhealthy:
             self._health.failed(target, str(failed.error))
         if failed.paused_until is not None:
@@ -211,6 +230,14 @@ async def _first_good(first: asyncio.Task[_Result], second: asyncio.Task[_Second
         if not pending:
             return None
         await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _failure(attempt: asyncio.Task[_Result]) -> Failed | None:
+    """Return why an attempt brought no answer; None where it did, or is not over, or was cancelled."""
+    if not attempt.done() or attempt.cancelled() or attempt.exception() is not None:
+        return None
+    result = attempt.result()
+    return result if isinstance(result, Failed) else None
 
 
 def _may_be_bettered(result: _Result) -> bool:

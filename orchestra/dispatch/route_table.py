@@ -53,6 +53,7 @@ class RouteTable:
 
     def __init__(self, config: Config, local: Mapping[str, LocalAnswerer]) -> None:
         self._models = {name: model.routes for name, model in config.models.items()}
+        self._unknown_models = config.traffic.unknown_models
         self._accounts = {name: Account(name, provider) for name, provider in config.providers.items()}
         self._local = local
 
@@ -63,7 +64,8 @@ class RouteTable:
         configured provider; or the model is written ``provider/model``.
 
         Raises UnknownModelError, or InputError where there is no model, for a call of our own making; and
-        UnknownModelError for a ``local/name`` that is not here, wherever it points: it is meant for no other host.
+        UnknownModelError for a ``local/name`` that is not here, wherever it points: it is meant for no other host;
+        and for whatever else the settings let pass to no host that they do not name.
         """
         model = call.model
         if model in self._models:
@@ -79,6 +81,8 @@ class RouteTable:
             return [self._named(model, call)]
         if call.url.startswith(ORIGIN):
             raise self._unknown(model)
+        if call.method == "POST" and model is not None and not self._lets_pass(model):
+            raise self._stray(model, call)
         return []
 
     def account(self, name: str) -> Account | None:
@@ -123,6 +127,22 @@ class RouteTable:
         model = account.provider.model_in(path) or call.model
         metered = model is not None and _is_metered(account, path, call)
         return Target(f"{account.name}/{model or '-'}", account, path, model, metered=metered)
+
+    def _lets_pass(self, model: str) -> bool:
+        """Return whether a prompt for a model that is none of ours may go to a host that is none of ours."""
+        if self._unknown_models == "auto":
+            only_local = bool(self._models) and not self._accounts
+            return not only_local and self.near_miss(model) is None
+        return self._unknown_models == "pass"
+
+    def _stray(self, model: str, call: Call) -> UnknownModelError:
+        near, host = self.near_miss(model), urlsplit(call.url).hostname
+        hint = f" (did you mean {near!r}?)" if near else ""
+        return UnknownModelError(
+            f"model {model!r} is not one of [models]{hint}, and {host} is no provider's host: nothing was sent. "
+            'To let such calls pass through unmetered, set traffic.unknown_models = "pass"',
+            param="model",
+        )
 
     def _unknown(self, model: str | None) -> InputError:
         if model is None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from orchestra.jobs.awaited.parking import Parking
 from orchestra.jobs.diversion.cancelling import Cancellation, CancelledBatch, was_cancelled
+from orchestra.jobs.diversion.deleting import Deletion
 from orchestra.jobs.intake.line_parser import LineCheck
 from orchestra.jobs.intake.sources import JsonlFile
 from orchestra.jobs.intake.survey import Survey
@@ -28,6 +29,7 @@ from orchestra.jobs.ledger.record import BatchRecord, JobRecord, LineError, Outl
 from orchestra.jobs.ledger.store import JobStore
 from orchestra.jobs.manager import JobManager, Requests
 from orchestra.jobs.output import check_output, output_lines, write_output
+from orchestra.jobs.progress.day_wait import DayWait
 from orchestra.jobs.progress.forecast import Forecast, Way
 from orchestra.jobs.progress.progress import OpenBatch, Progress, format_usd
 
@@ -35,6 +37,8 @@ __all__ = [
     "BatchRecord",
     "Cancellation",
     "CancelledBatch",
+    "DayWait",
+    "Deletion",
     "Forecast",
     "Job",
     "JobManager",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
-from orchestra.clock import wall
+from orchestra.clock import REAL_TIME, Clock
 from orchestra.errors import JobError
 from orchestra.jobs.ledger.record import BatchRecord, JobRecord, Result, Tally
 from orchestra.jobs.ledger.store import JobStore
@@ -30,8 +29,8 @@ class Watch(Protocol):
         """Return why nothing but a try is sent just now; None where all goes well."""
         ...
 
-    def rate(self) -> float | None:
-        """Return how many lines a second are answered lately of those that go by themselves."""
+    def seconds_for(self, lines: int) -> float | None:
+        """Return how long so many lines take that go by themselves, by how it went lately; None if unknown."""
         ...
 
     def looks(self) -> Mapping[int, float]:
@@ -49,11 +48,17 @@ class Job:
     """
 
     def __init__(
-        self, store: JobStore, record: JobRecord, *, dollars_per_hour: Mapping[str, float] | None = None
+        self,
+        store: JobStore,
+        record: JobRecord,
+        *,
+        dollars_per_hour: Mapping[str, float] | None = None,
+        clock: Clock = REAL_TIME,
     ) -> None:
         self._store = store
         self._record = record
         self._dollars_per_hour = dollars_per_hour or {}
+        self._clock = clock
         self._meter: RateMeter | None = None
         self._machines: MachineCost | None = None
         self._watch: Watch | None = None
@@ -83,14 +88,17 @@ class Job:
 
     def progress(self) -> Progress:
         """Return where the job stands, by the ledger."""
-        id, now = self._record.id, time.monotonic()
+        id, now = self._record.id, self._clock.monotonic()
         ledger, watch = self._store.batches, self._watch
         # in this order: of a batch that ends meanwhile lines are told twice rather than not at all
         batches, tally, outlets = ledger.unfinished(id), self._store.tally(id), self._store.outlets(id)
         rate = self._meter.rate(now) if self._meter is not None else None
         looks = watch.looks() if watch is not None else {}
+        waiting = watch.waiting() if watch is not None else None
         usual = {outlet: ledger.p90(outlet) for outlet in {record.outlet for record in batches}}
-        open_batches = tuple(_open_batch(record, usual[record.outlet], looks.get(record.id)) for record in batches)
+        open_batches = tuple(
+            _open_batch(record, usual[record.outlet], looks.get(record.id), self._clock) for record in batches
+        )
         return Progress(
             total=tally.total,
             done=tally.done,
@@ -99,8 +107,8 @@ class Job:
             output_tokens=tally.output_tokens,
             whole=tally.whole,
             rate=rate,
-            seconds_left=self._seconds_left(tally, open_batches, rate),
-            waiting=watch.waiting() if watch is not None else None,
+            seconds_left=None if waiting else self._seconds_left(tally, open_batches, now),
+            waiting=waiting,
             deadline=self._record.deadline,
             usd=tally.usd,
             unpriced=tally.unpriced,
@@ -110,18 +118,18 @@ class Job:
             usd_per_million=self._machines.look(now, outlets) if self._machines is not None else {},
         )
 
-    def _seconds_left(self, tally: Tally, batches: tuple[OpenBatch, ...], rate: float | None) -> float | None:
+    def _seconds_left(self, tally: Tally, batches: tuple[OpenBatch, ...], instant: float) -> float | None:
         """Return how long it takes still: what goes by itself, and the last batch. None where nobody knows."""
-        now = wall()
+        now = self._clock.wall()
         if not batches:
-            return tally.pending / rate if rate else None
+            return None if self._meter is None else self._meter.seconds_for(tally.pending, instant)
         ends = [batch.expected for batch in batches if batch.riding]
         alone = max(0, tally.pending - sum(batch.riding for batch in batches))
-        alone_rate = self._watch.rate() if self._watch is not None else None
-        if any(end is None or end <= now for end in ends) or (alone and not alone_rate):
+        by_themselves = self._watch.seconds_for(alone) if alone and self._watch is not None else None
+        if any(end is None or end <= now for end in ends) or (alone and by_themselves is None):
             return None
         left = [end - now for end in ends if end is not None]
-        return max([*left, alone / alone_rate if alone_rate else 0.0])
+        return max([*left, by_themselves or 0.0])
 
     async def __aiter__(self) -> AsyncIterator[Result]:
         after = 0
@@ -205,10 +213,10 @@ class Job:
             self._over.set()
             self._wake()
 
-        self._meter = RateMeter(time.monotonic())
+        self._meter = RateMeter(self._clock.monotonic())
         if self._dollars_per_hour:
             outlets = self._store.outlets(self._record.id)
-            self._machines = MachineCost(self._dollars_per_hour, time.monotonic(), outlets)
+            self._machines = MachineCost(self._dollars_per_hour, self._clock.monotonic(), outlets)
         self._watch = watch
         self._error = None
         self._task = asyncio.create_task(run, name=f"orchestra job {self.name}")
@@ -217,7 +225,7 @@ class Job:
     def note_ended(self, count: int) -> None:
         """Count lines that have ended, and wake those who wait for results."""
         if self._meter is not None:
-            self._meter.add(time.monotonic(), count)
+            self._meter.add(self._clock.monotonic(), count)
         self._wake()
 
     def _wake(self) -> None:
@@ -236,7 +244,7 @@ class Job:
         return error
 
 
-def _open_batch(record: BatchRecord, usual: float | None, next_look: float | None) -> OpenBatch:
+def _open_batch(record: BatchRecord, usual: float | None, next_look: float | None, clock: Clock) -> OpenBatch:
     """Return what progress tells of a batch. ``usual`` is how long such batches take."""
     return OpenBatch(
         id=record.id,
@@ -249,6 +257,6 @@ def _open_batch(record: BatchRecord, usual: float | None, next_look: float | Non
         lines=record.lines,
         riding=record.riding,
         opened=record.opened,
-        expected=None if usual is None else (record.submitted_at or wall()) + usual,
+        expected=None if usual is None else (record.submitted_at or clock.wall()) + usual,
         next_look=next_look,
     )

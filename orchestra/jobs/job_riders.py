@@ -88,10 +88,8 @@ class JobRiders:
         """Raise JobError: nobody is served before the account is put right, and nothing is lost by waiting."""
         provider = route.account.name
         raise JobError(
-            f"the account of [providers.{provider}] is refused: {why}; put its key, rights or credit right and "
-            f"run the job again: its batches are kept, and their discount. Where it may have no "
-            f"batches at all, set [providers.{provider}.batch] enabled = false, and "
-            f"`orchestra jobs cancel {self._job.name}`"
+            f"the account of [providers.{provider}] is refused: {why}; put its key or credit right and "
+            "run the job again: its batches are kept, and their discount"
         )
 
     def ended(self, numbers: Sequence[int], count: int, *, late: bool) -> None:

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from orchestra.batches import BatchDesk
+from orchestra.clock import REAL_TIME, Clock
+from orchestra.dispatch import Outage
 from orchestra.jobs.diversion.diversion import Diversion
 from orchestra.jobs.intake.intake import Intake
 from orchestra.jobs.job_riders import JobRiders
-from orchestra.jobs.ledger.record import JobRecord
+from orchestra.jobs.ledger.record import BatchRecord, JobRecord
 from orchestra.jobs.ledger.store import JobStore
-from orchestra.jobs.ledger.threads import first_of, in_thread
+from orchestra.jobs.ledger.threads import first_of
 from orchestra.jobs.sending.patience import Patience
 from orchestra.jobs.sending.runner import Price, Runner, Send
 
@@ -24,7 +26,7 @@ _LATE_GRACE = 300.0
 
 
 class JobRun:
-    """Runs one job, once. ``rest`` are the lines that are still to come.
+    """Runs one job, once. ``rest`` are the lines that are still to come; ``on_batch_over`` is told of each batch.
 
     Lines ride in batches where the job has a deadline, and a ``desk`` that takes them; and batches that an earlier
     run left open are carried to their end. Else every line goes by itself, as fast as the budget lets it.
@@ -41,7 +43,10 @@ class JobRun:
         window: int,
         patience: Patience,
         price: Price,
+        outage: Callable[[], Outage | None] = lambda: None,
         on_ended: Callable[[int], None],
+        on_batch_over: Callable[[BatchRecord], object] = lambda record: None,
+        clock: Clock = REAL_TIME,
     ) -> None:
         diverts = desk is not None and (job.deadline is not None or bool(store.batches.unfinished(job.id)))
         self._rest = rest
@@ -52,9 +57,11 @@ class JobRun:
             window=window,
             patience=patience,
             price=price,
+            outage=outage,
             alone=diverts,
             on_ended=on_ended,
             last_chance=self._wind_up,
+            clock=clock,
         )
         self._diversion: Diversion | None = None
         self._diverting: asyncio.Task[None] | None = None
@@ -69,15 +76,15 @@ class JobRun:
                 on_overtaken=runner.forgo,
                 on_released=runner.rewind,
             )
-            self._diversion = Diversion(store, job, desk, riders)
+            self._diversion = Diversion(store, job, desk, riders, on_over=on_batch_over)
 
     def waiting(self) -> str | None:
         """Return why nothing but a try is sent, until when, and what then; None where all goes well."""
         return self._runner.waiting() or (None if self._diversion is None else self._diversion.waiting())
 
-    def rate(self) -> float | None:
-        """Return how many lines a second are answered lately of those that go by themselves."""
-        return self._runner.rate()
+    def seconds_for(self, lines: int) -> float | None:
+        """Return how long so many lines take that go by themselves, by how it went lately; None if unknown."""
+        return self._runner.seconds_for(lines)
 
     def looks(self) -> Mapping[int, float]:
         """Return when each batch is looked at next (unix time), by its id, as far as that is known."""
@@ -125,4 +132,4 @@ class JobRun:
             diverting.cancel()
             await asyncio.wait({diverting})
         if diversion.stuck is not None or diverting.cancelled():
-            await in_thread(diversion.abandon, "the deadline has passed")
+            await diversion.abandon("the deadline has passed")

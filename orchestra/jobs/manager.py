@@ -5,30 +5,36 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestra.batches import BatchDesk
-from orchestra.clock import wall
+from orchestra.clock import REAL_TIME, Clock
+from orchestra.dispatch import Outage
 from orchestra.durations import parse_duration
 from orchestra.errors import ConfigError, InputError, JobError, JobLocked, OrchestraError, UnknownModelError
 from orchestra.jobs.diversion.cancelling import Cancellation, cancel_job
+from orchestra.jobs.diversion.deleting import Deletion, delete_job
 from orchestra.jobs.intake.inspection import inspect_file
 from orchestra.jobs.intake.intake import Intake
 from orchestra.jobs.intake.line_parser import LineCheck, LineParser
 from orchestra.jobs.intake.sources import NO_LINES, JsonlFile, file_chunks, object_chunks
 from orchestra.jobs.intake.survey import Survey, survey, survey_left
 from orchestra.jobs.job import Job
+from orchestra.jobs.job_events import JobEvents
 from orchestra.jobs.job_run import JobRun
 from orchestra.jobs.ledger.job_name import checked_name
-from orchestra.jobs.ledger.lock import JobLock
+from orchestra.jobs.ledger.lock import JobLock, lock_to
 from orchestra.jobs.ledger.record import JobRecord
 from orchestra.jobs.ledger.store import JobStore
 from orchestra.jobs.ledger.threads import in_thread
 from orchestra.jobs.progress.forecast import Forecast, forecast
 from orchestra.jobs.sending.patience import Patience
 from orchestra.jobs.sending.runner import Price, Send
+from orchestra.observe.events import EventBus
 
 __all__ = ["JobManager", "Requests"]
 
@@ -40,9 +46,11 @@ class JobManager:
     """Bulk jobs in the ledger at ``store_path``, sent through ``send``.
 
     ``check`` may refuse a line before anything is sent. ``desk`` takes batches, where there are any; ``price``
-    says what an answer cost, ``dollars_per_hour``, by route, what a machine does. ``window`` is how many lines of
-    a job are under way at once, waiting for the budget included. ``patience`` is how long, in seconds, a job bears
-    a provider from which nothing but faults comes. The ledger is opened, and made, on first use.
+    says what an answer cost, ``dollars_per_hour``, by route, what a machine does, ``outage`` why nobody answers
+    just now. ``window`` is how many lines of a job are under way at once, waiting for the budget included.
+    ``patience`` is how long, in seconds, a job bears a provider from which nothing but faults comes. ``clock`` is
+    that of `Call.expires_at` and of the ledger; ``events`` are told when jobs begin and end, and batches end. The
+    ledger is opened, and made, on first use.
     """
 
     def __init__(
@@ -53,9 +61,12 @@ class JobManager:
         check: LineCheck | None = None,
         desk: BatchDesk | None = None,
         price: Price = lambda outcome: None,
+        outage: Callable[[], Outage | None] = lambda: None,
         dollars_per_hour: Mapping[str, float] | None = None,
         window: int = 256,
         patience: float = 300.0,
+        clock: Clock = REAL_TIME,
+        events: EventBus | None = None,
     ) -> None:
         if window < 1:
             raise ValueError("window must be at least 1")
@@ -64,9 +75,12 @@ class JobManager:
         self._check = check
         self._desk = desk
         self._price = price
+        self._outage = outage
         self._dollars_per_hour = dollars_per_hour or {}
         self._window = window
         self._patience = patience
+        self._clock = clock
+        self._events = JobEvents(events or EventBus(), clock)
         self._store: JobStore | None = None
         self._opening = threading.Lock()  # a submit opens it in a thread of its own
         self._running: dict[str, Job] = {}
@@ -100,7 +114,7 @@ class JobManager:
         if not (batches := self._store.batches.unfinished()):
             return []
         jobs = {record.id: record for record in self._store.jobs()}
-        now = wall()
+        now = self._clock.wall()
         return [
             {
                 "provider": batch.provider,
@@ -147,10 +161,7 @@ class JobManager:
         used) and JobLocked (another process is running it).
         """
         name = checked_name(job)
-        try:
-            expires = None if deadline is None else wall() + parse_duration(deadline)
-        except ValueError as error:
-            raise InputError(f"deadline: {error}") from None
+        expires = self._expires(deadline)
         self.check_model(model)
         parser = LineParser(model=model, check=self._check)
         async with self._turns.setdefault(name, asyncio.Lock()):
@@ -184,22 +195,27 @@ class JobManager:
         """
         if self._desk is None:
             return Forecast(())
-        expires = until if deadline is None else wall() + parse_duration(deadline)
+        expires = until if deadline is None else self._clock.wall() + parse_duration(deadline)
         if not self._path.exists():
             return forecast(found, self._desk, deadline=expires)
         return forecast(found, self._desk, deadline=expires, p90=self.store.batches.p90)
 
-    async def resume(self, name: str, *, retry_failed: bool = False) -> Job:
+    async def resume(self, name: str, *, deadline: float | str | None = None, retry_failed: bool = False) -> Job:
         """Go on with a job from the ledger alone, without its input. ``retry_failed`` is as in `submit`.
 
-        Raises JobError where there is no such job, where its input was not read to its end, and where its lines
-        are calls that a program awaits; JobLocked where another process runs it.
+        ``deadline``, a time from now on, takes the place of the job's own for all lines that have no end, those in
+        open batches included.
+
+        Raises InputError for a deadline that is none; JobError where there is no such job, where its input was not
+        read to its end, where its lines are calls that a program awaits, and where it runs here and is to be
+        changed; JobLocked where another process runs it.
         """
+        expires = self._expires(deadline)
         async with self._turns.setdefault(name, asyncio.Lock()):
             job = self.get(name)
             record = job.record
             if name in self._running:
-                if retry_failed:
+                if retry_failed or expires is not None:
                     raise _still_running(name)
                 return job
             if record.state == "ended" and not retry_failed:
@@ -212,16 +228,26 @@ class JobManager:
                     "it again, with its input and this name"
                 )
             lock = JobLock(self.store.path, name)
-            if retry_failed:
-                try:
+            try:
+                if retry_failed:
                     record = await self._retry_failed(record, None)
-                except BaseException:
-                    lock.release()
-                    raise
-                if record.state == "ended":
-                    lock.release()
-                    return self._job(record)
+                if expires is not None and record.state != "ended":
+                    await in_thread(self.store.set_deadline, record.id, expires)
+                    record = self.store.find(name) or record
+            except BaseException:
+                lock.release()
+                raise
+            if record.state == "ended":
+                lock.release()
+                return self._job(record)
             return self._start(record, lock, None)
+
+    def _expires(self, deadline: float | str | None) -> float | None:
+        """Return the unix time of a deadline from now on. Raises InputError."""
+        try:
+            return None if deadline is None else self._clock.wall() + parse_duration(deadline)
+        except ValueError as error:
+            raise InputError(f"deadline: {error}") from None
 
     async def cancel(self, name: str, *, collect: bool = True) -> Cancellation:
         """End a job: its lines that have no answer fail with the code ``cancelled``, its batches are cancelled.
@@ -238,14 +264,29 @@ class JobManager:
             record = self.get(name).record
             if record.state == "ended":
                 return Cancellation(0, 0, ())
+            lock = lock_to("cancel", self.store.path, name)
             try:
-                lock = JobLock(self.store.path, name)
-            except JobLocked as error:
-                raise JobLocked(
-                    f"job {name!r} is being run by another process: stop that first (Ctrl-C), then cancel it"
-                ) from error
+                return await cancel_job(
+                    self.store,
+                    record,
+                    self._desk,
+                    collect=collect,
+                    wall=self._clock.wall,
+                    on_over=partial(self._events.batch_ended, record),
+                )
+            finally:
+                lock.release()
+
+    async def delete(self, name: str) -> Deletion:
+        """Forget a job that has ended: its files at providers, and its requests and answers in the ledger.
+
+        Raises JobError where there is no such job, or it has not ended; JobLocked where a process runs it.
+        """
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            record = self.get(name).record
+            lock = lock_to("delete", self.store.path, name)
             try:
-                return await cancel_job(self.store, record, self._desk, collect=collect)
+                return await delete_job(self.store, record, self._desk)
             finally:
                 lock.release()
 
@@ -289,7 +330,7 @@ class JobManager:
 
         lock = JobLock(store.path, name)
         try:
-            record = await _begin(store, name, requests, parser, deadline, digest)
+            record = await _begin(store, name, requests, parser, deadline, digest, self._clock.wall())
             rest = await _take_in(store, record, requests, parser, digest)
             if retry_failed:
                 record = await self._retry_failed(record, deadline)
@@ -305,7 +346,7 @@ class JobManager:
         """Make a job's failed lines pending again, and return it as it is then. Its lock is held."""
         if record.kind == "awaited":
             raise JobError(f"job {record.name!r} is made of calls that a program awaits: run that program again")
-        await in_thread(lambda: self.store.retry_failed(record.id, now=wall(), deadline=deadline))
+        await in_thread(lambda: self.store.retry_failed(record.id, now=self._clock.wall(), deadline=deadline))
         return self.store.find(record.name) or record
 
     def _start(self, record: JobRecord, lock: JobLock, rest: Intake | None) -> Job:
@@ -321,22 +362,34 @@ class JobManager:
                 window=self._window,
                 patience=Patience(limit=self._patience),
                 price=self._price,
+                outage=self._outage,
                 on_ended=job.note_ended,
+                on_batch_over=partial(self._events.batch_ended, record),
+                clock=self._clock,
             )
         except BaseException:
             lock.release()
             raise
 
+        began = self._clock.monotonic()
+
         def finished() -> None:
             del self._running[record.name]
+            self._tell_ended(record, began)
             lock.release()
 
         self._running[record.name] = job
+        self._events.began(record)
         job.start(self._run(job, run), finished=finished, watch=run)
         return job
 
+    def _tell_ended(self, record: JobRecord, began: float) -> None:
+        if self._events.listening:
+            with suppress(JobError):  # its ledger may be out of reach, which is why it ended
+                self._events.ended(record, self.store.tally(record.id), self._clock.monotonic() - began)
+
     def _job(self, record: JobRecord) -> Job:
-        return Job(self.store, record, dollars_per_hour=self._dollars_per_hour)
+        return Job(self.store, record, dollars_per_hour=self._dollars_per_hour, clock=self._clock)
 
     async def _run(self, job: Job, run: JobRun) -> None:
         """Run a job to its end, and record why where it stops before."""
@@ -360,7 +413,9 @@ class JobManager:
 
 
 def _still_running(name: str) -> JobError:
-    return JobError(f"job {name!r} is running: its failed lines can be asked again when it has ended")
+    return JobError(
+        f"job {name!r} is running: its failed lines, or its deadline, can be changed when it has ended"
+    )
 
 
 async def _take_in(
@@ -415,6 +470,7 @@ async def _begin(
     parser: LineParser,
     deadline: float | None,
     digest: bytes | None,
+    now: float,
 ) -> JobRecord:
     """Return the job of that name, made where there is none. Its file is checked whole first.
 
@@ -434,6 +490,6 @@ async def _begin(
         record = None
     if record is None:
         record = store.create(
-            name, created=wall(), model=parser.model, deadline=deadline, source=digest, expected=lines
+            name, created=now, model=parser.model, deadline=deadline, source=digest, expected=lines
         )
     return record

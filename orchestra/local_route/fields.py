@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestra.config.section import closest
 from orchestra.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ _SAMPLED: Mapping[str, tuple[type, ...]] = {
 }
 SAMPLING = frozenset(_SAMPLED)
 """Fields that have the same name on every wire, and in the engine. Not all are every provider's."""
+
+_NEAR = 0.8
+"""How alike (difflib's ratio) a field's name must be to another to be taken for a slip."""
+_HOTTEST = 2.0
+"""The highest temperature that providers take: a request must not depend on which of its routes answers."""
 
 _TYPE_NAMES = {
     bool: "true or false",
@@ -85,8 +91,11 @@ class Fields:
             known = name in self.obeyed or name in self.hints
             if known or value is None or value in self.nothing.get(name, ()):
                 continue
+            near = closest(name, self.obeyed | self.hints, at_least=_NEAR)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise InputError(
-                f"the local engine cannot do {prefix + name!r} yet: leave it out, or give the model another route",
+                f"the local engine cannot do {prefix + name!r} yet{hint}: leave it out, or give the model another "
+                "route",
                 param=prefix + name,
             )
 
@@ -135,6 +144,8 @@ def read_sampling(
         value = optional(payload, name, *types)
         if value is not None:
             take(name, value, name)
+    if wanted.get("temperature", 0.0) > _HOTTEST:
+        raise InputError(f"temperature must be at most {_HOTTEST:g}", param="temperature")
     for name in lengths:
         value = optional(payload, name, int)
         if value is None:

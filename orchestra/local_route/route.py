@@ -50,10 +50,6 @@ def engine_config(config: LocalConfig, traffic: TrafficConfig) -> EngineConfig:
     given["bulk_min_share"] = traffic.bulk_min_share
     if traffic.max_waiting is not None:  # whoever comes waits for the next step, at least
         given["max_waiting"] = max(traffic.max_waiting, 1)
-    if config.max_num_seqs is not None:  # what depends on it follows it
-        defaults = EngineConfig()
-        given.setdefault("interactive_slots", min(defaults.interactive_slots, config.max_num_seqs - 1))
-        given["step_tokens"] = max(defaults.step_tokens, config.max_num_seqs)
     try:
         return EngineConfig(**given)
     except ValueError as error:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from orchestra.observe.events import Event
 from orchestra.observe.measuring import LOCAL
 
-__all__ = ["CallLog", "WholeCall"]
+__all__ = ["CallLog", "WholeCall", "began_at", "begins_call"]
 
 MOST_CALLS = 100_000
 MOST_EVENTS = 256
 """Of one call: a bulk line may be tried again for a day."""
 
-_FINAL = frozenset({"settled", "failed"})
-_FIRST = frozenset({"parked", "retried", "fell_back", "failed"})
+_FINAL = frozenset({"settled", "failed", "batch_ended"})
+_FIRST = frozenset({"parked", "retried", "fell_back", "failed", "batch_ended"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class CallLog:
         """
         call = self._open.get(event.call)
         if call is None:
-            if not _begins_call(event):
+            if not begins_call(event):
                 return None
             call = self._open[event.call] = WholeCall(origin)
             if len(self._open) > self._most_calls:
@@ -62,7 +62,7 @@ class CallLog:
         return None
 
 
-def _begins_call(event: Event) -> bool:
+def begins_call(event: Event) -> bool:
     """Return whether a call may begin with it. Others are late words.
 
     They are of an attempt that was outrun, or of an engine: it takes in what was sent to it, and may say so when
@@ -77,3 +77,11 @@ def _begins_call(event: Event) -> bool:
             return event.attempt is None
         case kind:
             return kind in _FIRST
+
+
+def began_at(event: Event) -> float:
+    """Return when the call began whose first event this is.
+
+    One that was given up before its first attempt is told of only then, with how long it took.
+    """
+    return event.at - (event.duration or 0.0) if event.kind in ("failed", "interrupted") else event.at

@@ -11,6 +11,10 @@ Of each call (``call``), each attempt is told in this order::
 An engine in this process has its own queue: attempts at it begin with ``sent``, to the engine, and ``queued`` and
 ``admitted`` follow, when it has taken the call in and when its first step begins.
 
+A durable job tells ``job_began`` when it begins to run here, or goes on, and ``job_ended`` when it is over or
+stops. Its lines that go by themselves are calls like others. Those that ride in batches are not told one by one:
+``batch_ended`` tells of each batch, as a call of its own, when it is over.
+
 A call that may ride in a batch begins with ``parked``. Then its answer from a batch is ``settled``; where it goes
 by itself after all, ``queued`` and the others follow.
 
@@ -45,6 +49,9 @@ EventKind = Literal[
     "interrupted",  # an attempt was given up, or its stream broke after content had been shown
     "failed",  # the call has no answer, or an error for one
     "passed_through",  # nobody meters this call: its host is not configured
+    "job_began",  # a durable job begins to run in this process, or goes on
+    "job_ended",  # all its lines have an end, or it stops before
+    "batch_ended",  # a batch of a durable job is over: its results are in, or nobody waits for them any more
 ]
 
 _log = logging.getLogger("orchestra.events")
@@ -61,19 +68,27 @@ class Event:
     - ``route``: of the attempt, ``provider/model`` or ``local/name``; ``model``: what the caller asked for.
     - ``attempt``: the attempt's number in its call, from 1. In ``failed``: how many there were.
     - ``reason``: why, in a few words: of what failed before, of a refusal, of a pause, of an interruption
-      (``broken``, ``dropped``, ``cancelled``, ``outrun`` by the other attempt).
+      (``broken``, ``dropped``, ``cancelled``, ``outrun``: the call goes on with its other attempt).
     - ``from_route`` (``retried``, ``fell_back``, ``hedged``): the route of the attempt before.
-    - ``status``: the HTTP status of the answer; in ``retried``, ``fell_back`` and ``failed`` of the one before.
+    - ``status``: the HTTP status of the answer; in ``retried``, ``fell_back`` and ``failed`` of the one before, in
+      ``interrupted`` of an attempt that failed beside the other one.
     - ``waited`` (``admitted``, ``refused``): in the budget's queue, or the engine's; (``retried``, ``fell_back``,
-      and ``interrupted`` between two attempts): since the attempt that failed.
-    - ``estimated_input_tokens``, ``estimated_usd`` (``queued``, ``admitted``, ``settled``, ``interrupted``): what
-      was set aside.
+      and ``interrupted`` between two attempts): since the attempt that failed; (``batch_ended``): from its first
+      line to the provider's having it, None where that never had.
+    - ``estimated_input_tokens``, ``estimated_output_tokens``, ``estimated_usd`` (``queued``, ``admitted``,
+      ``settled``, ``interrupted``): what was set aside, where that counts.
+    - ``time_left`` (``queued``): in how many seconds the call must have been let go; (``job_began``): up to the
+      job's deadline. None where nothing bounds it.
     - ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``certainty`` (``settled``): what was used,
-      and whether that is known.
+      and whether that is known. ``charged_tokens``: what the account's limit of tokens counts for it.
+    - ``lines`` (``job_ended``, ``batch_ended``): how many there are; ``answered`` (``batch_ended``): how many of
+      them the batch brought an end. In ``job_ended``, ``input_tokens`` and ``output_tokens`` are those of all that
+      were answered, in batches as well.
     - ``ttft`` (``first_byte``, ``settled``): from ``sent`` to the first content of a streamed answer.
     - ``duration``: from ``sent`` to the end of the attempt (``settled``, ``interrupted``); from the call's
       beginning (``failed``, and whatever ends a wait for a batch or a route); for how long (``paused``); after how
-      long the first was late (``hedged``).
+      long the first was late (``hedged``); from the provider's having a batch, or else from its first line, to its
+      end (``batch_ended``).
     """
 
     kind: EventKind
@@ -89,12 +104,17 @@ class Event:
     reason: str | None = None
     status: int | None = None
     waited: float | None = None
+    time_left: float | None = None
     estimated_input_tokens: float | None = None
+    estimated_output_tokens: float | None = None
     estimated_usd: float | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     certainty: Literal["known", "estimated", "unknown"] | None = None
+    charged_tokens: float | None = None
+    lines: int | None = None
+    answered: int | None = None
     usd: float | None = None
     ttft: float | None = None
     duration: float | None = None
@@ -119,8 +139,9 @@ class EventBus:
     A log record has the event's fields as attributes (``extra=``), its kind as ``event``, for formatters that
     write JSON.
 
-    A subscriber runs in whatever thread the event arose in, must be quick, and must not block; what it raises is
-    logged and goes no further. Thread-safe. Where nobody listens no event is made at all.
+    A subscriber runs in whatever thread the event arose in, never inside the garbage collector, so it may take
+    locks; it must be quick, and must not block. What it raises is logged and goes no further. Thread-safe. Where
+    nobody listens no event is made at all.
     """
 
     def __init__(self) -> None:

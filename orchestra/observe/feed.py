@@ -38,9 +38,9 @@ class Feed:
     ``origin`` is asked with each event where that comes from, in the thread it arises in: in a trace, its parent.
     The other two run in one thread at a time, whichever is telling something. None may be slow, or block.
 
-    What is told may be told by the garbage collector, of a stream that was dropped: in the midst of anything, also
-    of what an exporter does under a lock of its own. So nobody waits here for anybody: all is put down, and who
-    finds nobody at work works on what there is.
+    What is told may be told in the midst of anything, also of what an exporter does under a lock of its own, and
+    from several threads. So nobody waits here for anybody: all is put down, and who finds nobody at work works on
+    what there is.
     """
 
     def __init__(

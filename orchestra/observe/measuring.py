@@ -102,8 +102,10 @@ class Measuring:
                     yield Measurement("gen_ai.server.time_per_output_token", timing.tpot, labels)
 
     def whole(self, events: Sequence[Event]) -> Iterator[Measurement]:
-        """Yield what a call measures that is over: all of its events, in their order."""
+        """Yield what a call measures that is over: all of its events, in their order. A batch is no call."""
         last = events[-1]
+        if last.kind == "batch_ended":
+            return
         labels = self._labels(last, outlet_of(events))
         seconds = max(0.0, last.at - events[0].at)
         if len(events) == 1 and last.duration is not None:  # it got no further than to its own end

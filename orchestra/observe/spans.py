@@ -1,5 +1,7 @@
 """The span of a call, from its events: what it waited for, which attempts it made, and how they ended.
 
+A batch of a durable job has one likewise. Its lines have none of their own, since there may be a million.
+
 Pure. Names and attributes follow OpenTelemetry's conventions for GenAI client spans (docs/gen-ai/gen-ai-spans.md).
 Instants are of the monotonic clock, in seconds, as in `Event`. No prompt, answer or key is in any of it.
 """
@@ -76,6 +78,8 @@ def span_of(events: Sequence[Event], kinds: Mapping[str, str]) -> Span:
     the wait that the retry policy chose.
     """
     last = events[-1]
+    if last.kind == "batch_ended":
+        return _batch(last, kinds)
     start, end = events[0].at, last.at
     if len(events) == 1 and last.duration is not None:
         start = end - last.duration
@@ -113,6 +117,38 @@ def span_of(events: Sequence[Event], kinds: Mapping[str, str]) -> Span:
         events=tuple(_point(event) for event in events if event.kind in _POINTS),
         children=tuple(_children(events)),
     )
+
+
+def _batch(event: Event, kinds: Mapping[str, str]) -> Span:
+    """Return the span of a batch: ``queue`` until its provider had it, then ``request ROUTE``."""
+    account, _, model = event.route.partition("/")
+    operation = event.operation or OTHER
+    attributes: dict[str, Value | None] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": provider_of(account, kinds),
+        "gen_ai.request.model": model,
+        "orchestra.call": event.call,
+        "orchestra.job": event.job,
+        "orchestra.account": account,
+        "orchestra.traffic": str(event.traffic),
+        "orchestra.outlet": "batch",
+        "orchestra.lines": event.lines,
+        "orchestra.answered": event.answered,
+    }
+    error = event.reason or ""
+    handed_in = event.at - (event.duration or 0.0)
+    start = handed_in - (event.waited or 0.0)
+    route: Mapping[str, Value] = {"orchestra.route": event.route}
+    children: tuple[Span, ...]
+    if event.waited is None:  # its provider never had it
+        children = (Span("queue", "internal", start, event.at, route, error),)
+    else:
+        children = (
+            Span("queue", "internal", start, handed_in, route),
+            Span(f"request {event.route}", "client", handed_in, event.at, route, error),
+        )
+    name = f"batch {operation} {model}"
+    return Span(name, "client", start, event.at, _told(attributes), error, children=children)
 
 
 def _point(event: Event) -> SpanEvent:
@@ -153,7 +189,8 @@ def _children(events: Sequence[Event]) -> list[Span]:
                 attempt.sent = attempt.sent if attempt.sent is not None else event.at
             case "settled" | "interrupted":
                 attempt.ended = event.at
-                attempt.error = "" if event.reason == "outrun" else error_type(event)
+                outrun = event.reason == "outrun" and event.status is None
+                attempt.error = "" if outrun else error_type(event)
     end = events[-1].at
     if events[0].kind == "parked":
         left = next((event.at for event in events if event.attempt is not None), end)

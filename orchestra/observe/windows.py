@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestra.config import Config
 from orchestra.errors import ConfigError
+from orchestra.extras import install
 
 if TYPE_CHECKING:
     from orchestra.observe.feed import Client
@@ -26,7 +27,7 @@ def check_installed(config: Config) -> None:
     """Raise ConfigError where the settings ask for an exporter whose library is not installed."""
     for extra, module in _LIBRARIES.items():
         if getattr(config.metrics, extra) and importlib.util.find_spec(module) is None:
-            raise ConfigError(f"metrics.{extra} needs a library: pip install 'orchestra-llm[{extra}]'")
+            raise ConfigError(f"metrics.{extra} needs a library: {install(extra)}")
 
 
 def open_windows(client: Client, source: str | None) -> list[Close]:

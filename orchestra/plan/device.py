@@ -20,8 +20,8 @@ class Device:
     ``memory``: bytes. ``bandwidth``: bytes a second, for weights; ``kv_bandwidth`` for keys and values, None where
     that is the same. ``flops``: operations a second in matrix products, by what matrices are kept in; a product
     and its sum are two. ``overlap``: how far a matrix product computes while it reads, from 0 (one after the
-    other) to 1. ``step_seconds`` and ``row_seconds``: what a step takes beside reading and computing, and each of
-    its rows.
+    other) to 1; measured, it is below 0 where products with few rows compute slower. ``step_seconds`` and
+    ``row_seconds``: what a step takes beside reading and computing, and each of its rows.
 
     ``float8``: whether keys and values can be kept in it. ``source``: the vendor's page, or how it was measured.
     ``share``: of what that says, how much these speeds are.
@@ -92,5 +92,5 @@ def find_device(name: str) -> Device:
     if found := DEVICES.get(key) or DEVICES.get(f"rtx-{key.removeprefix('rtx')}"):
         return found
     close = difflib.get_close_matches(key, DEVICES, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise InputError(f"no device is called {name[:40]!r}; {hint}There are: this, {', '.join(DEVICES)}")
+    hint = f"did you mean {close[0]}? Else " if close else ""
+    raise InputError(f"no device is called {name[:40]!r}; {hint}there are this, {', '.join(DEVICES)}")

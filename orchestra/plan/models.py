@@ -83,9 +83,9 @@ def read_model(model: str) -> tuple[str, ModelSpec]:
     if is_file:
         return path.resolve().name.removesuffix(".gguf"), read_spec(path)
     close = difflib.get_close_matches(name, SHAPES, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]}? " if close else ""
+    hint = f"did you mean {close[0]}? Else " if close else ""
     raise InputError(
-        f"no model is called {model[:80]!r}, and there is no such file; {hint}Give a config.json, a .gguf file, a "
+        f"no model is called {model[:80]!r}, and there is no such file; {hint}give a config.json, a .gguf file, a "
         f"model's folder, or one of {', '.join(SHAPES)}"
     )
 

@@ -10,14 +10,15 @@ from orchestra.plan.cost import Comparison, HostedPrice, compare, dollars_per_re
 from orchestra.plan.device import Device
 from orchestra.plan.fit import cpu_capacity, gpu_capacity
 from orchestra.plan.footprint import Footprint
-from orchestra.plan.lengths import LengthMix
-from orchestra.plan.load import Load, Operation, largest
+from orchestra.plan.length_mix import LengthMix
+from orchestra.plan.performance import Operation, Performance, largest
 from orchestra.plan.roofline import Roofline
 
 if TYPE_CHECKING:
     from orchestra.localengine.models.capacity import Capacity, KvDtype
     from orchestra.localengine.models.spec import ModelSpec
     from orchestra.localengine.precision import Precision
+    from orchestra.localengine.settled_config import SettledConfig
 
 __all__ = ["Plan", "Wanted", "make_plan"]
 
@@ -42,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What comes of it. ``doubled`` is the load with prompts twice as long, or why there is none."""
+    """What comes of it. ``doubled`` is that with prompts twice as long, or why there is none."""
 
     name: str
     device: Device
@@ -51,8 +52,8 @@ class Plan:
     model: Footprint
     capacity: Capacity
     roofline: Roofline
-    load: Load
-    doubled: Load | str
+    performance: Performance
+    doubled: Performance | str
 
     def dollars(self, operation: Operation) -> float | None:
         """What a million tokens of output cost, with their prompts, at full load; None without ``per_hour``."""
@@ -62,11 +63,11 @@ class Plan:
 
     @property
     def comparison(self) -> Comparison | None:
-        """The load's best operation against the hosted price; None where one of both is not known."""
+        """The best operation against the hosted price; None where one of both is not known."""
         if self.wanted.per_hour is None or self.wanted.hosted is None:
             return None
-        own = dollars_per_request(self.wanted.per_hour, self.load.best.requests_per_second)
-        mix = self.load.mix
+        own = dollars_per_request(self.wanted.per_hour, self.performance.best.requests_per_second)
+        mix = self.performance.mix
         return compare(own, self.wanted.hosted, mix.mean_prompt, mix.mean_output)
 
     def as_json(self) -> dict[str, Any]:
@@ -90,23 +91,24 @@ class Plan:
                 "max_context": capacity.max_context,
             },
             "ridge_tokens": self.roofline.ridge,
-            "load": self._load(self.load),
-            "doubled_prompts": self._load(self.doubled) if isinstance(self.doubled, Load) else None,
+            "load": self._load(self.performance),
+            "doubled_prompts": self._load(self.doubled) if isinstance(self.doubled, Performance) else None,
             "doubled_prompts_fault": self.doubled if isinstance(self.doubled, str) else None,
             "cost": told,
         }
 
-    def _load(self, load: Load) -> dict[str, Any]:
-        mix = load.mix
+    def _load(self, performance: Performance) -> dict[str, Any]:
+        mix = performance.mix
         return {
             "prompt_tokens_mean": mix.mean_prompt,
             "output_tokens_mean": mix.mean_output,
             "request_tokens": {"running": mix.mean_running, "p50": mix.total_at(0.5), "p95": mix.total_at(0.95)},
-            "concurrency": {"running": load.most, "p50": load.at_p50, "p95": load.at_p95},
-            "first_token_seconds": {"p50": load.first_token_p50, "p95": load.first_token_p95},
-            "compute_bound_from": load.crossing,
-            "best": self._operation(load.best),
-            "operations": [self._operation(operation) for operation in load.operations],
+            "concurrency": {"running": performance.most, "p50": performance.at_p50, "p95": performance.at_p95},
+            "first_token_seconds": {"p50": performance.first_token_p50, "p95": performance.first_token_p95},
+            "compute_bound_from": performance.crossing,
+            "tpot_target_seconds": performance.target_seconds,
+            "best": self._operation(performance.best),
+            "operations": [self._operation(operation) for operation in performance.operations],
         }
 
     def _operation(self, operation: Operation) -> dict[str, Any]:
@@ -128,9 +130,6 @@ def make_plan(name: str, spec: ModelSpec, device: Device, wanted: Wanted, *, on_
     Raises InputError where the model or the requests do not fit, and where the device has no products of
     ``wanted.precision`` or cannot keep ``wanted.kv_dtype``.
     """
-    from orchestra.localengine.config import EngineConfig
-
-    settings = EngineConfig()
     precision, kv_dtype = wanted.precision, wanted.kv_dtype
     if precision not in device.flops:
         raise InputError(f"{device.name} is planned for with {' or '.join(device.flops)}, not with {precision}")
@@ -140,6 +139,8 @@ def make_plan(name: str, spec: ModelSpec, device: Device, wanted: Wanted, *, on_
         raise InputError(f"{device.name} cannot keep keys and values in float8")
     if wanted.per_hour is not None:
         dollars_per_request(wanted.per_hour, 1.0)  # refuses what is no price
+
+    settings = _settings(spec, device, precision, on_cpu=on_cpu)
 
     def fits(step_tokens: int) -> Capacity:
         if on_cpu:
@@ -156,6 +157,7 @@ def make_plan(name: str, spec: ModelSpec, device: Device, wanted: Wanted, *, on_
 
     # a step has a token of each request that runs, and takes the more memory the more there are
     length, least = wanted.mix.mean_running, settings.step_tokens
+    target = settings.tpot_target_ms / 1000
 
     def run(batch: int) -> bool:
         try:
@@ -167,9 +169,11 @@ def make_plan(name: str, spec: ModelSpec, device: Device, wanted: Wanted, *, on_
     capacity = fits(step_tokens)
     model = Footprint.of(spec, precision, kv_dtype)
     roofline = Roofline(model=model, device=device, dtype=precision, step_tokens=step_tokens)
-    doubled: Load | str
+    doubled: Performance | str
     try:
-        doubled = Load.of(roofline, capacity, wanted.mix.doubled(), wanted.tpot_seconds)
+        doubled = Performance.of(
+            roofline, capacity, wanted.mix.doubled(), wanted.tpot_seconds, target_seconds=target
+        )
     except InputError as error:
         doubled = str(error)
     return Plan(
@@ -180,6 +184,18 @@ def make_plan(name: str, spec: ModelSpec, device: Device, wanted: Wanted, *, on_
         model=model,
         capacity=capacity,
         roofline=roofline,
-        load=Load.of(roofline, capacity, wanted.mix, wanted.tpot_seconds),
+        performance=Performance.of(roofline, capacity, wanted.mix, wanted.tpot_seconds, target_seconds=target),
         doubled=doubled,
     )
+
+
+def _settings(spec: ModelSpec, device: Device, precision: Precision, *, on_cpu: bool) -> SettledConfig:
+    """What the engine chooses there by itself."""
+    from orchestra.localengine.config import EngineConfig
+    from orchestra.localengine.models.capacity import weight_bytes
+    from orchestra.localengine.settled_config import SettledConfig
+
+    if on_cpu:
+        return SettledConfig.on_cpu(EngineConfig())
+    free = device.memory - weight_bytes(spec, precision)
+    return SettledConfig.on_gpu(EngineConfig(), free=free, total=device.memory, vocab_size=spec.vocab_size)

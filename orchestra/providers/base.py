@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Protocol
 from urllib.parse import quote
 
@@ -51,6 +52,7 @@ class Endpoint(enum.StrEnum):
 _LONGEST_FIRST = sorted((one for one in Endpoint if one is not Endpoint.OTHER), key=len, reverse=True)
 
 
+@lru_cache(maxsize=1024)  # each event of a call asks
 def endpoint_at(path: str) -> Endpoint:
     """Return the endpoint, of whatever wire, that the path of a URL ends with."""
     return next((one for one in _LONGEST_FIRST if path.rstrip("/").endswith(one)), Endpoint.OTHER)

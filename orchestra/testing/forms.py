@@ -15,7 +15,7 @@ from orchestra.testing.encoding import compact
 __all__ = ["asked", "encoded_answer", "form_of", "most_output", "serves", "streamed"]
 
 _PLAIN = ("/completions", "/messages", ":generateContent")
-_GEMINI = re.compile(r"/v1(?:beta|alpha)/(?!openai/)")
+_GEMINI = re.compile(r"/v1(?:beta|alpha)/(?!openai/)|/v1/models/[^/]+:\w+$")
 
 
 def form_of(path: str) -> ModuleType:

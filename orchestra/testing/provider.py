@@ -66,8 +66,9 @@ class ScriptedProvider:
     - ``background_default``: the course of responses that are made in the background, as of a batch of one line.
     - ``accounts``: the keys that are taken, and whose account each opens. Files and batches belong to an account:
       to others they do not exist. None: any key will do, and all are of one account.
-    - ``clock``: the seconds that limits and batches go by, in place of the real ones. Nothing runs in the
-      background: what has become of a batch is computed when somebody asks.
+    - ``clock``: the seconds that limits and batches go by, in place of the real ones, and ``epoch``: the unix time
+      at which it stood at 0. Nothing runs in the background: what has become of a batch is computed when somebody
+      asks.
 
     `kill` drops every connection, `restart` comes back on the same port; files and batches outlast both. ``log``
     holds every request as a `Hit`; ``in_flight`` and ``peak`` count those at once; ``billed`` is what was paid.
@@ -104,6 +105,7 @@ class ScriptedProvider:
         keep_log: bool = True,
         accounts: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        epoch: float | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -141,6 +143,8 @@ class ScriptedProvider:
             file_delay=file_delay,
             mishaps=Mishaps(batch_faults or BatchFaults()),
         )
+        if epoch is not None:
+            self._desk.epoch = epoch
         kinds = (OpenAIBatches, AnthropicBatches, MistralBatches, TogetherBatches, GeminiBatches)
         self._batches = tuple(kind(self._desk) for kind in kinds)
         self._background = Background(self._desk, background_default or BatchScript())
@@ -296,6 +300,18 @@ class ScriptedProvider:
             return web.Response()
         finally:
             self.in_flight -= 1
+
+    async def answer_about_batches(self, hit: Hit, body: Content) -> Reply | None:
+        """Answer a request about files or batches that came through no socket; None where it is about neither.
+
+        Whoever asks waits out the reply's delay, and writes its body, which may be a string, pieces, or JSON.
+        """
+        endpoint = next((one for one in self._endpoints if one.serves(hit.path)), None)
+        account = self._account_of(hit)
+        if endpoint is None or account is None:
+            return None
+        endpoint.settle()
+        return await endpoint.answer(hit, body, account)
 
     async def _answer(self, request: web.BaseRequest, hit: Hit, body: Content) -> web.StreamResponse:
         account = self._account_of(hit)

@@ -14,6 +14,7 @@ from orchestra.errors import ConnectionFailed, InputError, OrchestraError
 from orchestra.policies.traffic import TrafficClass
 from orchestra.providers import Endpoint, endpoint_at
 from orchestra.tagging import TAG_HEADER, Tag, current_tag, parse_tag
+from orchestra.transports.late import TimeIsUp
 from orchestra.transports.synthetic import answer_of
 
 __all__ = ["TransportCore", "decoded", "encoded", "is_read_whole"]
@@ -43,8 +44,9 @@ class TransportCore:
     ) -> Outcome:
         """Answer one request. ``timeouts`` are the request's own, by ``connect`` and ``read``, in seconds.
 
-        Our errors come back as outcomes. Raises ConnectionFailed where a call that we do not meter failed to
-        connect: that is the family's own error to raise, and its SDK's to retry.
+        Our errors come back as outcomes. Raises TimeIsUp where the caller's own bound ended the call, and
+        ConnectionFailed where a call that we do not meter failed to connect: that is the family's own error to
+        raise, and its SDK's to retry.
         """
         lines = tuple((name.lower(), value) for name, value in headers)
         try:
@@ -53,7 +55,10 @@ class TransportCore:
         except ConnectionFailed:
             raise
         except OrchestraError as error:
-            return answer_of(error, url, lines)
+            answer = answer_of(error, url, lines)
+            if not error.timed_out:
+                return answer
+            raise TimeIsUp(error, lines, answer.status, answer.headers, await answer.read()) from error
 
     def _call(
         self, method: str, url: str, headers: Headers, body: Body, timeouts: Mapping[str, float | None]

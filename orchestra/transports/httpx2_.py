@@ -8,9 +8,10 @@ from typing import cast
 import httpx2
 
 from orchestra.call import Outcome
-from orchestra.errors import ConnectionFailed, StreamInterrupted
+from orchestra.errors import AdmissionError, ConnectionFailed, OrchestraError, StreamInterrupted
 from orchestra.transports.blocking import BlockingCore, BlockingOutcome
 from orchestra.transports.core import TransportCore, decoded, encoded, is_read_whole
+from orchestra.transports.late import LateAnswer, TimeIsUp
 
 __all__ = ["AsyncOrchestraTransport", "OrchestraTransport", "make_client", "make_sync_client"]
 
@@ -36,6 +37,8 @@ class AsyncOrchestraTransport(httpx2.AsyncBaseTransport):
             outcome = await self._core.handle(request.method, url, headers, body, timeouts)
         except ConnectionFailed as error:
             raise _failure(error, request) from error
+        except TimeIsUp as up:
+            return _late(up, request)
         return httpx2.Response(
             outcome.status, headers=encoded(outcome.headers), stream=_AsyncBody(outcome, request)
         )
@@ -59,6 +62,8 @@ class OrchestraTransport(httpx2.BaseTransport):
             outcome = self._core.handle(request.method, url, headers, body, timeouts)
         except ConnectionFailed as error:
             raise _failure(error, request) from error
+        except TimeIsUp as up:
+            return _late(up, request)
         return httpx2.Response(outcome.status, headers=encoded(outcome.headers), stream=_Body(outcome, request))
 
 
@@ -72,7 +77,7 @@ class _AsyncBody(httpx2.AsyncByteStream):
             async for chunk in self._outcome.body:
                 yield chunk
         except (StreamInterrupted, ConnectionFailed) as error:
-            raise httpx2.RemoteProtocolError(str(error), request=self._request) from error
+            raise _break(error, self._request) from error
 
     async def aclose(self) -> None:
         await self._outcome.aclose()
@@ -87,7 +92,7 @@ class _Body(httpx2.SyncByteStream):
         try:
             yield from self._outcome
         except (StreamInterrupted, ConnectionFailed) as error:
-            raise httpx2.RemoteProtocolError(str(error), request=self._request) from error
+            raise _break(error, self._request) from error
 
     def close(self) -> None:
         self._outcome.close()
@@ -103,6 +108,26 @@ def make_sync_client(core: BlockingCore) -> httpx2.Client:
     return httpx2.Client(transport=OrchestraTransport(core), timeout=TIMEOUT, follow_redirects=True)
 
 
+class _LateResponse(LateAnswer, httpx2.Response):
+    pass
+
+
+def _late(up: TimeIsUp, request: httpx2.Request) -> httpx2.Response:
+    """Return what an SDK makes its own timeout error of. Raises the family's where none asked that retries it."""
+    if not up.is_retried:
+        failure = httpx2.PoolTimeout if isinstance(up.error, AdmissionError) else httpx2.ReadTimeout
+        raise failure(str(up), request=request) from up.error
+    response = _LateResponse(up.status, headers=encoded(up.headers), content=up.body)
+    response.late = up.sdk_error(request)
+    return response
+
+
 def _failure(error: ConnectionFailed, request: httpx2.Request) -> httpx2.TransportError:
-    failure = httpx2.ReadError if error.sent else httpx2.ConnectError
+    if error.timed_out:
+        return (httpx2.ReadTimeout if error.sent else httpx2.ConnectTimeout)(str(error), request=request)
+    return (httpx2.ReadError if error.sent else httpx2.ConnectError)(str(error), request=request)
+
+
+def _break(error: OrchestraError, request: httpx2.Request) -> httpx2.TransportError:
+    failure = httpx2.ReadTimeout if error.timed_out else httpx2.RemoteProtocolError
     return failure(str(error), request=request)

@@ -8,9 +8,10 @@ from typing import cast
 import httpx
 
 from orchestra.call import Outcome
-from orchestra.errors import ConnectionFailed, StreamInterrupted
+from orchestra.errors import AdmissionError, ConnectionFailed, OrchestraError, StreamInterrupted
 from orchestra.transports.blocking import BlockingCore, BlockingOutcome
 from orchestra.transports.core import TransportCore, decoded, encoded, is_read_whole
+from orchestra.transports.late import LateAnswer, TimeIsUp
 
 __all__ = ["AsyncOrchestraTransport", "OrchestraTransport", "make_client", "make_sync_client"]
 
@@ -36,6 +37,8 @@ class AsyncOrchestraTransport(httpx.AsyncBaseTransport):
             outcome = await self._core.handle(request.method, url, headers, body, timeouts)
         except ConnectionFailed as error:
             raise _failure(error, request) from error
+        except TimeIsUp as up:
+            return _late(up, request)
         return httpx.Response(
             outcome.status, headers=encoded(outcome.headers), stream=_AsyncBody(outcome, request)
         )
@@ -59,6 +62,8 @@ class OrchestraTransport(httpx.BaseTransport):
             outcome = self._core.handle(request.method, url, headers, body, timeouts)
         except ConnectionFailed as error:
             raise _failure(error, request) from error
+        except TimeIsUp as up:
+            return _late(up, request)
         return httpx.Response(outcome.status, headers=encoded(outcome.headers), stream=_Body(outcome, request))
 
 
@@ -72,7 +77,7 @@ class _AsyncBody(httpx.AsyncByteStream):
             async for chunk in self._outcome.body:
                 yield chunk
         except (StreamInterrupted, ConnectionFailed) as error:
-            raise httpx.RemoteProtocolError(str(error), request=self._request) from error
+            raise _break(error, self._request) from error
 
     async def aclose(self) -> None:
         await self._outcome.aclose()
@@ -87,7 +92,7 @@ class _Body(httpx.SyncByteStream):
         try:
             yield from self._outcome
         except (StreamInterrupted, ConnectionFailed) as error:
-            raise httpx.RemoteProtocolError(str(error), request=self._request) from error
+            raise _break(error, self._request) from error
 
     def close(self) -> None:
         self._outcome.close()
@@ -103,6 +108,26 @@ def make_sync_client(core: BlockingCore) -> httpx.Client:
     return httpx.Client(transport=OrchestraTransport(core), timeout=TIMEOUT, follow_redirects=True)
 
 
+class _LateResponse(LateAnswer, httpx.Response):
+    pass
+
+
+def _late(up: TimeIsUp, request: httpx.Request) -> httpx.Response:
+    """Return what an SDK makes its own timeout error of. Raises the family's where none asked that retries it."""
+    if not up.is_retried:
+        failure = httpx.PoolTimeout if isinstance(up.error, AdmissionError) else httpx.ReadTimeout
+        raise failure(str(up), request=request) from up.error
+    response = _LateResponse(up.status, headers=encoded(up.headers), content=up.body)
+    response.late = up.sdk_error(request)
+    return response
+
+
 def _failure(error: ConnectionFailed, request: httpx.Request) -> httpx.TransportError:
-    failure = httpx.ReadError if error.sent else httpx.ConnectError
+    if error.timed_out:
+        return (httpx.ReadTimeout if error.sent else httpx.ConnectTimeout)(str(error), request=request)
+    return (httpx.ReadError if error.sent else httpx.ConnectError)(str(error), request=request)
+
+
+def _break(error: OrchestraError, request: httpx.Request) -> httpx.TransportError:
+    failure = httpx.ReadTimeout if error.timed_out else httpx.RemoteProtocolError
     return failure(str(error), request=request)

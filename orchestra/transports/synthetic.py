@@ -1,7 +1,8 @@
 """Our errors as answers, each in the form of the wire that was asked in.
 
 They are handed up as HTTP responses rather than raised: the official SDKs turn them into their typed errors, and
-do not try again where ``x-should-retry`` says so, whereas some of them retry whatever a transport raises.
+do not try again where ``x-should-retry`` says so, whereas some of them retry whatever a transport raises. What the
+caller's own timeout ended becomes the SDK's own timeout error all the same: see `orchestra.transports.late`.
 
 Sources: OpenAI "Error codes", Anthropic "Errors", Google's API design guide "Errors", and the SDKs of each.
 """
@@ -33,9 +34,9 @@ from orchestra.errors import (
 )
 from orchestra.providers import Endpoint, endpoint_at
 
-__all__ = ["answer_of"]
+__all__ = ["FORMS", "answer_of"]
 
-_FORMS: tuple[tuple[type[OrchestraError], int, str], ...] = (
+FORMS: tuple[tuple[type[OrchestraError], int, str], ...] = (
     # error, then status and code; the first that matches
     (UnknownModelError, 404, "model_not_found"),
     (InputError, 400, "orchestra_invalid_request"),
@@ -44,7 +45,7 @@ _FORMS: tuple[tuple[type[OrchestraError], int, str], ...] = (
     (BudgetExceeded, 429, "orchestra_budget_exceeded"),
     (AdmissionError, 429, "orchestra_not_admitted"),
     (LocalEngineError, 503, "orchestra_local_engine"),
-    (DeadlineExceeded, 429, "orchestra_deadline"),
+    (DeadlineExceeded, 504, "orchestra_deadline"),
     (CallTimeout, 504, "orchestra_timeout"),
     (CallError, 503, "orchestra_no_route_answered"),
     (ConfigError, 500, "orchestra_config"),
@@ -52,6 +53,7 @@ _FORMS: tuple[tuple[type[OrchestraError], int, str], ...] = (
     (JobError, 503, "orchestra_job"),
     (OrchestraError, 500, "orchestra_error"),
 )
+"""What each error is as an answer. The last is every error's. A bound of the caller's that passed makes it 504."""
 _OPENAI = {
     400: "invalid_request_error",
     404: "invalid_request_error",
@@ -84,8 +86,10 @@ _GOOGLES = frozenset(
 
 def answer_of(error: OrchestraError, url: str, headers: Headers) -> Outcome:
     """Return ``error`` as the answer to a request of that ``url`` and those ``headers`` (lower-case)."""
-    status, code = next((status, code) for cls, status, code in _FORMS if isinstance(error, cls))
+    status, code = next((status, code) for cls, status, code in FORMS if isinstance(error, cls))
     code = getattr(error, "code", None) or code
+    if error.timed_out:
+        status = 504
     body = _body(error, status, code, url, {name for name, _ in headers})
     told = [("content-type", "application/json"), ("x-should-retry", "false")]
     wait = getattr(error, "expected_wait", None)

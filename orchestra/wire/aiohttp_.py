@@ -22,7 +22,7 @@ from orchestra.wire.base import (
     WireResponse,
     certificates,
     chunks,
-    host_of,
+    failure_at,
     sendable,
     unsendable,
 )
@@ -241,5 +241,7 @@ def _failure(error: BaseException, url: str) -> ConnectionFailed:
     """Return our error for one of aiohttp's. Its text may quote a header, so only a connect error's is told."""
     told = f" ({error})" if isinstance(error, aiohttp.ClientConnectorError) else ""
     return ConnectionFailed(
-        f"{host_of(url)}: {type(error).__name__}{told}", sent=not isinstance(error, _NEVER_SENT)
+        failure_at(url, error, told),
+        sent=not isinstance(error, _NEVER_SENT),
+        timed_out=isinstance(error, TimeoutError),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
@@ -23,6 +24,7 @@ __all__ = [
     "WireResponse",
     "certificates",
     "chunks",
+    "failure_at",
     "host_of",
     "sendable",
     "unsendable",
@@ -120,6 +122,23 @@ async def chunks(body: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
 def host_of(url: str) -> str:
     """Return what of a URL may be told: its host."""
     return re.split(r"[/?#\\]", url.partition("://")[2])[0].rpartition("@")[2]
+
+
+def failure_at(url: str, error: BaseException, told: str = "") -> str:
+    """Say that no answer came from a URL's host, and why: ``told`` is what of the error's text may be told."""
+    host = host_of(url)
+    return f"connection to {host} refused" if _is_refusal(error) else f"{host}: {type(error).__name__}{told}"
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Return whether nobody listens at any of a host's addresses, by what an error was raised for."""
+    if error is None:
+        return False
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_refusal(one) for one in error.exceptions)
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ECONNREFUSED
+    return _is_refusal(error.__cause__ or error.__context__)
 
 
 def unsendable(error: BaseException, url: str) -> InputError:

@@ -18,7 +18,7 @@ from orchestra.wire.base import (
     WireResponse,
     certificates,
     chunks,
-    host_of,
+    failure_at,
     sendable,
     unsendable,
 )
@@ -222,5 +222,7 @@ def _failure(error: Exception, url: str) -> ConnectionFailed:
     """Return our error for one of httpx2's. Its text may quote a header, so only a connect error's is told."""
     told = f" ({error})" if isinstance(error, httpx2.ConnectError) and str(error) else ""
     return ConnectionFailed(
-        f"{host_of(url)}: {type(error).__name__}{told}", sent=not isinstance(error, _NEVER_SENT)
+        failure_at(url, error, told),
+        sent=not isinstance(error, _NEVER_SENT),
+        timed_out=isinstance(error, httpx2.TimeoutException),
     )

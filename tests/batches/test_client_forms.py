@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from batch_client_lab import everything, form_for, order_for, ready_client, sample, sample_bytes, written
 
-from orchestra.batches import AccountRefused, BatchBusy, BatchNotFound, BatchRefused
+from orchestra.batches import AccountRefused, BatchBusy, BatchForbidden, BatchNotFound, BatchRefused
 from orchestra.errors import ConnectionFailed
 
 JOB = "b5a90000-0000-4000-8000-000000000001"
@@ -127,7 +127,14 @@ async def test_gemini_says_how_long_to_wait() -> None:
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(400, BatchRefused), (403, AccountRefused), (404, BatchNotFound), (408, BatchBusy), (425, BatchBusy)]
+    [
+        (400, BatchRefused),
+        (401, AccountRefused),
+        (403, BatchForbidden),
+        (404, BatchNotFound),
+        (408, BatchBusy),
+        (425, BatchBusy),
+    ]
     + [(status, BatchBusy) for status in (429, 500, 503, 529)],
 )
 @pytest.mark.parametrize("kind", ["openai", "anthropic", "gemini", "mistral", "together"])

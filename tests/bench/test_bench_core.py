@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -16,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestra.bench.load.arrivals import Arrivals
-from orchestra.bench.load.lengths import Lengths
 from orchestra.bench.load.trace import Trace
 from orchestra.bench.results.figures import Window, figures_of
 from orchestra.bench.results.measurement import Ended
@@ -44,28 +42,9 @@ def test_arrivals_keep_their_rate_and_their_burstiness(text, variation):
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(variation, rel=0.07, abs=1e-6)
 
 
-@given(st.sampled_from(["7", "uniform:3:9", "lognormal:20:1.5:64", "lognormal:20:0"]), st.integers())
-def test_lengths_lie_within_and_read_back(text, seed):
-    lengths = Lengths.parse(text)
-    drawn = [lengths.draw(random.Random(seed)) for _ in range(20)]
-    assert all(lengths.low <= length <= lengths.high for length in drawn)
-    assert Lengths.parse(str(lengths)) == lengths
-
-
-def test_lognormal_lengths_have_their_median_and_their_tail():
-    draw = random.Random(1)
-    drawn = sorted(Lengths.parse("lognormal:100:0.5").draw(draw) for _ in range(4000))
-    assert drawn[2000] == pytest.approx(100, rel=0.05)
-    assert drawn[int(4000 * 0.841)] == pytest.approx(100 * math.exp(0.5), rel=0.07)  # one sigma above
-
-
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        *(
-            (Lengths.parse, text)
-            for text in ("", "0", "-3", "uniform:9:3", "lognormal:9", "lognormal:nan:1", "x:1")
-        ),
         *((Arrivals.parse, text) for text in ("", "gamma", "gamma:0", "gamma:nan", "poisson:2", "trace")),
         *(
             (Slo.parse, text)
@@ -74,7 +53,7 @@ def test_lognormal_lengths_have_their_median_and_their_tail():
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_an_example(parse, text):
-    with pytest.raises(InputError, match=r"128|poisson|ttft"):
+    with pytest.raises(InputError, match=r"poisson|ttft"):
         parse(text)
 
 
@@ -238,6 +217,9 @@ def test_a_target_that_fills_up_is_not_taken_for_one_that_falls_behind():
     cut_off += [measured(at, 20.0) for at in instants if at <= 15]
     assert not figures_of(cut_off, 4.0, window).saturated  # nothing was awaited: nobody knows of those
     assert figures_of([measured(at, 40.0) for at in instants], 4.0, window).unjudged
+    silent = [measured(at, 35 - at, ended=Ended.UNFINISHED, chunks=()) for at in instants]
+    nobody_waited = figures_of(silent, 4.0, window)
+    assert (nobody_waited.saturated, nobody_waited.silent, nobody_waited.unjudged) == (False, True, True)
     one_server = [measured(at, 1 + 3 * at) for at in instants]  # a call a second of the four that come
     assert figures_of(one_server, 4.0, window).saturated
     given_up = [

@@ -10,10 +10,16 @@ from html.parser import HTMLParser
 
 import pytest
 from bench_lab import BUSY, measured, point
+from compare_lab import SLO as PROMISED
+from compare_lab import compared
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from orchestra.bench.report.comparison_page import comparison_page
+from orchestra.bench.report.comparison_picture import save_comparison
+from orchestra.bench.report.comparison_report import ComparisonReport
+from orchestra.bench.report.comparison_table import comparison_table
 from orchestra.bench.report.page import page
 from orchestra.bench.report.picture import save_picture
 from orchestra.bench.report.report import Report
@@ -23,6 +29,7 @@ from orchestra.bench.results.figures import figures_of
 from orchestra.bench.results.measurement import Ended
 from orchestra.bench.results.operating_point import advise
 from orchestra.bench.results.slo import Slo
+from orchestra.bench.results.way import Way
 from orchestra.policies.traffic import TrafficClass
 
 SLO = Slo.parse("ttft=600ms,tpot=2s")
@@ -153,6 +160,32 @@ def test_the_notes_say_what_flatters_or_slanders():
     slow = [measured(at / 2, 18.0) for at in range(40)]
     said = " ".join(report(points=[figures_of(slow, 2.0, BUSY)]).notes)
     assert "whether it keeps up is not known at 2/s. Raise --warm-up to 18 or more" in said
+    silent = [measured(at / 2, 20 - at / 2, ended=Ended.UNFINISHED, chunks=()) for at in range(40)]
+    said = " ".join(report(points=[figures_of(silent, 2.0, BUSY)]).notes)
+    assert "At 2/s no call had an end when nobody waited any longer" in said
+    assert "only filling up" not in said
+
+
+def test_calls_that_an_interrupt_cut_are_no_failures_of_the_target():
+    calls = [measured(at / 2, 0.5) for at in range(20)]
+    calls += [measured(at / 2, 20 - at / 2, ended=Ended.UNFINISHED, chunks=()) for at in range(20, 40)]
+    cut, whole = (figures_of(calls, 2.0, BUSY, whole=one) for one in (False, True))
+    assert (cut.saturated, whole.saturated) == (False, True)
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(report(points=[cut], advice=advise([cut], SLO), interrupted=True)))
+    said = out.getvalue()
+    first = next(line for line in said.splitlines() if line.strip().startswith("2 "))
+    assert (first.split()[7], first.split()[-1]) == ("0", "cut")
+    assert "The 20 calls that were cut with it are not counted as failed" in " ".join(said.split())
+    assert "did not keep up" not in said
+    assert "end of the drain" not in said
+
+
+def test_a_first_call_that_comes_late_is_no_slow_target():
+    found = figures_of([measured(14.0 + at / 10, 0.01) for at in range(50)], 10.0, BUSY)
+    assert found.filled - BUSY.start > 0.1 * BUSY.seconds
+    assert not found.filling
+    assert "filling up" not in " ".join(report(points=[found]).notes)
 
 
 def test_the_picture_is_one_with_something_on_it(tmp_path):
@@ -166,3 +199,38 @@ def test_the_picture_is_one_with_something_on_it(tmp_path):
         assert pixels[third * height : (third + 1) * height].std() > 0.02
     with pytest.raises(ValueError, match="nothing to draw"):
         save_picture(report(points=[]), tmp_path / "b.png")
+
+
+def comparison(rounds: int = 3) -> ComparisonReport:
+    found = compared({Way.ONE_QUEUE: 40.0, Way.STATIC: 1.4}, rounds=rounds, noise=0.02) if rounds else None
+    return ComparisonReport("local/<m>", {"seed": "0"}, 1.9e9, PROMISED, found)
+
+
+def test_a_comparison_fits_its_table_and_its_page():
+    out = io.StringIO()
+    Console(file=out, width=80).print(comparison_table(comparison()))
+    said = out.getvalue()
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    for part in ("36 in 3 rounds", "classes ~ two pools", "< static < one queue", "What it costs. A token of"):
+        assert part in said
+    text = comparison_page(comparison())
+    reader = Balanced()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    assert reader.tags.count("svg") == 5  # patterns, and a plot for each panel
+    assert text.count('class="advice"') == 4
+    assert not {"script", "link", "img", "iframe", "m"} & set(reader.tags)
+
+
+def test_a_comparison_says_what_its_figures_rest_on(tmp_path):
+    assert comparison().notes == []
+    assert "One round only: nothing has bounds" in comparison(1).notes[0]
+    assert "Fewer than 20 interactive calls" in comparison(1).notes[1]
+    assert "No round is whole" in comparison_page(comparison(0))
+    with pytest.raises(ValueError, match="nothing to draw"):
+        save_comparison(comparison(0), tmp_path / "b.png")
+    told = json.loads(json.dumps(comparison(1).as_dict(), allow_nan=False))
+    ratio = next(one for one in told["found"]["ratios"] if (one["of"], one["to"]) == ("one queue", "classes"))
+    assert (ratio["measure"], ratio["low"]) == ("ttft_p50", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +17,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from mixed.peers import CLIENTS  # noqa: E402 - it is no installed package
 from mixed.report import judge  # noqa: E402
 from mixed.scenario import VARIANTS  # noqa: E402
-from mixed.score import percentile, score  # noqa: E402
+from mixed.score import score  # noqa: E402
 
 BASE = VARIANTS["base"]
 
@@ -38,11 +37,6 @@ def client(calls: list[list[float | None]], bulk: int = 0) -> dict[str, Any]:
 
 def seen(hits: list[tuple[float, int, float]]) -> dict[str, Any]:
     return {"hits": hits, "peak": 1, "started": 0.0}
-
-
-def test_percentiles_are_values_that_were_measured():
-    assert [percentile([1.0, 2.0, 3.0, 4.0], share) for share in (50, 95, 99)] == [2.0, 4.0, 4.0]
-    assert math.isnan(percentile([], 50))
 
 
 def test_a_call_that_was_never_answered_counts_as_waiting_to_the_end():

@@ -294,6 +294,7 @@ class TestBounds:
         assert call.state is State.WAITING
         gate.run(2.0)
         assert isinstance(call.error, AdmissionTimeout)
+        assert call.error.timed_out
         assert gate.admission.interactive.waiting == 0
 
     def test_the_earlier_bound_counts(self):
@@ -307,6 +308,7 @@ class TestBounds:
         gate = drained(per_minute("requests", 60))
         call = gate.ask(INTERACTIVE, requests=30.0, queue_bound=5.0)
         assert isinstance(call.error, AdmissionTimeout)
+        assert not call.error.timed_out
         assert call.error.expected_wait == pytest.approx(30.0)
 
     def test_it_waits_where_a_refund_could_still_help(self):

@@ -202,6 +202,22 @@ async def test_two_budgets_on_one_file_share_the_limit(open_budget):
     assert state["dimensions"]["requests"]["used"] > 90.0 - 10.0 * (time.monotonic() - granted)
 
 
+async def test_a_call_that_waits_says_for_which_limit_and_how_long_as_it_does_without_the_file(open_budget):
+    limits = LimitsConfig(requests_per_day=5, requests_per_minute=6000.0, max_concurrency=4)
+    pool = pool_of(open_budget(), limits)
+    for _ in range(4):
+        (await pool.acquire(ONE, traffic=BULK, job="nightly")).keep()
+    await until(lambda: pool.snapshot()["dimensions"]["requests_per_day"]["used"] == pytest.approx(4.0))
+    assert pool.snapshot()["dimensions"]["requests_per_day"]["available"] == pytest.approx(1.0)
+    task = asyncio.create_task(pool.acquire(Charge(requests=2.0), traffic=BULK, job="nightly"))
+    head = await until(lambda: (told := pool.snapshot()["head"]) and told["seconds"] and told)
+    assert head["waits_for"] == "requests_per_day"
+    assert 86_400 - 60 < head["seconds"] <= 86_400 + 900 + 1
+    assert pool.snapshot()["dimensions"]["requests_per_day"]["room_in"] == pytest.approx(head["seconds"], abs=5.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_while_the_slice_lasts_nothing_is_exchanged(open_budget, monkeypatch):
     budget = open_budget()
     pool = pool_of(budget, LimitsConfig(requests_per_minute=600_000.0))

@@ -130,6 +130,21 @@ def test_a_process_that_died_has_spent_what_it_held_for_a_day():
     assert reply.retry_in == 0.0
 
 
+def test_what_was_spent_for_nothing_is_given_back_to_all():
+    host = Money()
+    batches, other = host.start(), host.start()
+    batch = ask(batches, 0.7, BULK, queue_bound=60.0)
+    host.run(5.0)
+    assert batch.state is State.OVER
+    batches.admission.give_back(batch, host.now)
+    batches.decide()
+    host.run(10.0)
+    call = ask(other, 0.9, queue_bound=60.0)
+    host.run(70.0)
+    assert call.error is None
+    assert host.account.available("usd_per_day", host.now) == pytest.approx(0.1, abs=0.01)
+
+
 def test_another_start_of_the_machine_forgets_nothing_of_the_day():
     state = Account(CAP, boot="a", now=0.0)
     state.exchange(request("a", spent={"usd_per_day": 0.4}), boot="a", now=50_000.0)

@@ -1,6 +1,7 @@
 """A limit in any span of time of its length."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,23 @@ def test_what_is_left_can_be_put_right():
     assert w.used(0.0) == pytest.approx(50.0)
     w.set_available(10.0, 0.0)
     assert w.used(0.0) == pytest.approx(90.0)
+
+
+def test_what_is_given_back_never_makes_less_of_what_was_spent():
+    """Whenever it was spent: at no later instant is less counted than without it."""
+    dice = random.Random(5)
+    for _ in range(200):
+        spends = sorted((dice.uniform(0, DAY), dice.choice([1.0, 2.0, 5.0])) for _ in range(6))
+        false = dice.randrange(6)
+        window, honest = (Window("usd", capacity=100.0, window=DAY) for _ in range(2))
+        for at, (when, amount) in enumerate(spends):
+            window.settle(0.0, amount, when)
+            honest.settle(0.0, 0.0 if at == false else amount, when)
+        now = dice.uniform(spends[-1][0], spends[false][0] + DAY)
+        window.give_back(spends[false][1], now)
+        assert window.used(now) == pytest.approx(honest.used(now))
+        for later in (now + dice.uniform(0, 1.1 * DAY) for _ in range(5)):
+            assert window.used(later) >= honest.used(later) - 1e-9
 
 
 def test_it_goes_on_from_its_past():

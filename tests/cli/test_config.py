@@ -20,6 +20,10 @@ PRICE = {"input": 1.0, "output": 2.0}
         ({"models": {"fast": 3}}, "models.fast: must be a section"),
         ({"models": {"fast": {}}}, "models.fast.routes: is missing"),
         ({"models": {"fast": {"routes": "a/b"}}}, "models.fast.routes: must be a list"),
+        (
+            {"providers": {"s": {"kind": "openai", "limits": {"requests_per_minute": 1}}}},
+            "providers.s.limits: must be a list of sections: write [[providers.s.limits]]",
+        ),
         ({"models": {"fast": {"routes": []}}}, "models.fast.routes: must name at least one route"),
         ({"models": {"fast": {"routes": ["x"]}}}, "'x' must be written 'provider/model' or 'local/name'"),
         ({"models": {"fast": {"routes": ["x/"]}}}, "'x/' must be written 'provider/model' or 'local/name'"),
@@ -152,7 +156,7 @@ def test_a_missing_key_that_no_misspelling_explains_is_named() -> None:
 def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "orchestra.toml"
     path.write_bytes(b"\xef\xbb\xbf[bulk]\nstore = 'x.db'\n")
-    assert load_config(path).bulk.store == "x.db"
+    assert load_config(path).bulk.store == str(tmp_path / "x.db")
 
 
 @pytest.mark.parametrize(
@@ -186,3 +190,36 @@ def test_a_batch_has_a_price_of_its_own_everywhere(kind: str) -> None:
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path)
+
+
+def test_relative_paths_count_from_the_folder_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app" / "models").mkdir(parents=True)
+    (tmp_path / "app" / "smollm2-135m").mkdir()
+    weights = {
+        "a": "smollm2-135m",
+        "b": "models",
+        "c": "x.gguf",
+        "d": "../y",
+        "e": "~/z",
+        "f": "/abs",
+        "g": "no-such",
+    }
+    local = "".join(f"[local.{name}]\nweights = '{word}'\n" for name, word in weights.items())
+    path = tmp_path / "app" / "orchestra.toml"
+    path.write_text(
+        f"[budget]\nbackend = 'sqlite:b.db'\n[providers.one]\nkind = 'openai'\napi_key = 'file:key'\n{local}"
+    )
+    (tmp_path / "app" / "key").write_text("sk-1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    config, app = load_config("app/orchestra.toml"), f"{tmp_path}/app"
+    monkeypatch.chdir("/")
+    assert config.bulk.store == f"{app}/.orchestra/jobs.db"
+    assert config.budget.sqlite_path == Path(f"{app}/b.db")
+    assert config.providers["one"].resolve_api_key() == "sk-1"
+    found = [section.weights for section in config.local.values()]
+    at_home = "/home/me/z"
+    assert found == ["smollm2-135m", f"{app}/models", f"{app}/x.gguf", f"{app}/../y", at_home, "/abs", "no-such"]
+    assert parse_config({}).bulk.store == ".orchestra/jobs.db", "without a file from the current folder"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -10,9 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestra.cli import doctor
+from orchestra.cli.doctor_connections import check_connections
+from orchestra.cli.doctor_engines import check_engines
 from orchestra.cli.init import TEMPLATE
 from orchestra.cli.main import app
 from orchestra.config import parse_config
+from orchestra.plan.models import SHAPES
 
 KEY = "sk-never-to-be-shown"
 
@@ -22,6 +27,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ORCHESTRA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(doctor, "check_connections", lambda providers: iter(()))  # no test leaves this machine
 
 
 def find(findings, name):
@@ -118,7 +124,7 @@ def test_missing_packages(monkeypatch):
     engine = find(findings, "packages: engine")
     assert engine.state == "fail"
     assert engine.detail == "missing: torch"
-    assert engine.remedy == "pip install torch"
+    assert engine.remedy.startswith("pip install 'torch>=")
     assert find(findings, "packages: plots").state == "warn"
     assert find(doctor.check_packages(needs_engine=False), "packages: engine").state == "warn"
 
@@ -211,3 +217,59 @@ def test_the_budget_file_is_checked_where_there_is_one():
     finding = find(doctor.examine(Path("orchestra.toml")), "budget file")
     assert finding.state == "fail"
     assert "[budget] backend" in finding.remedy
+
+
+def test_a_connection_is_tried_and_nothing_is_asked(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [one.getsockname()[1] for one in (server, other)]
+        other.close()
+        providers = {
+            name: {"kind": "vllm", "base_url": f"http://127.0.0.1:{port}/v1", "api_key": KEY}
+            for name, port in zip(("up", "down"), ports, strict=True)
+        }
+        found = list(check_connections(parse_config({"providers": providers}).providers))
+        with server.accept()[0] as connection:
+            assert connection.recv(1) == b""
+    assert [finding.state for finding in found] == ["ok", "warn"]
+    assert found[1].detail == f"127.0.0.1:{ports[1]}: Connection refused"
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    assert {finding.detail for finding in check_connections(parse_config({"providers": providers}).providers)} == {
+        "goes through a proxy: not tried"
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"kv_bytes": 1000}, "holds no block"),
+        ({"kv_bytes": 1 << 60}, "are more than the memory"),
+        ({"device": "cuda:63"}, "GPU"),
+        ({"max_num_seqs": 1, "interactive_slots": 0, "kv_bytes": 1 << 26}, None),
+    ],
+)
+def test_an_engine_that_would_not_start_is_told(settings, told):
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(SHAPES["llama-3.2-1b"]))
+    (finding,) = check_engines(parse_config({"local": {"x": {"weights": "./model", **settings}}}))
+    assert (finding.state, told is None or told in finding.detail) == ("ok" if told is None else "fail", True)
+
+
+def test_a_file_that_is_no_model_is_told():
+    Path("notes.gguf").write_text("not a model")
+    (finding,) = check_engines(parse_config({"local": {"x": {"weights": "notes.gguf"}}}))
+    assert finding.state == "fail"
+    assert "notes.gguf" in finding.detail
+
+
+def test_an_exporter_that_is_not_installed_is_told(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (finding,) = doctor.check_metrics(parse_config({"metrics": {"otel": True}}))
+    assert (finding.state, finding.remedy.startswith("pip install ")) == ("fail", True)
+
+
+def test_settings_that_name_nothing_are_told():
+    Path("orchestra.toml").write_text("")
+    assert find(doctor.examine(), "settings").state == "warn"

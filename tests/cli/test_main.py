@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from orchestra import errors
 from orchestra.cli import main as cli
@@ -100,6 +102,27 @@ def test_interrupted_exits_130(monkeypatch, capsys):
         cli.main()
     assert ended.value.code == 130
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("interrupts", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
+def test_to_be_terminated_is_to_be_interrupted(monkeypatch, capsys, interrupts):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(cli, "app", lambda prog_name: signal.raise_signal(signal.SIGTERM))
+    try:
+        signal.signal(signal.SIGINT, interrupts)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("command", [["jobs", "cancel"], ["bench"], ["model", "pull"], []])
+def test_help_shows_no_value_at_a_flag(command):
+    told = CliRunner().invoke(cli.app, [*command, "--help"]).output
+    assert "--help" in told
+    assert "<bool>" not in told
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from orchestra.cli.main import app
 from orchestra.errors import InputError
+from orchestra.plan.this_machine import note_on_load
 
 TINY = {
     "model_type": "llama",
@@ -55,6 +56,17 @@ def test_a_page_of_80_columns():
     assert f"max_num_seqs = {best[1]}" in said
 
 
+def test_it_says_which_names_there_are():
+    done = plan("--list")
+    assert done.exit_code == 0
+    assert re.match(r"models +smollm2-135m, .*\ndevices +this, a100, ", done.stdout)
+
+
+def test_a_measurement_beside_others_says_so():
+    assert note_on_load(0.3, 2) is None
+    assert "a load of 1.8 on 2 cores" in str(note_on_load(1.8, 2))
+
+
 def test_as_json():
     done = plan("qwen3-8b", "--device", "rtx4090", "--tpot", "25ms", "--json", *PRICED)
     told = json.loads(done.stdout)
@@ -68,10 +80,12 @@ def test_as_json():
 
 
 def test_what_the_engine_cannot_be_set_to_is_said():
-    told = [plan("mistral-7b", "--device", "h100", *kept) for kept in ((), ("--kv-dtype", "float8"))]
+    kept = ((), ("--kv-dtype", "float8"), ("--kv-dtype", "float16"))
+    told = [plan("mistral-7b", "--device", "h100", *each) for each in kept]
     said = [" ".join(done.stdout.split()) for done in told]
-    warning = "keeps keys and values in bfloat16: the engine has no setting for float8 yet"
-    assert [warning in each for each in said] == [False, True]
+    assert ['kv_dtype = "float8"' in each for each in said] == [False, True, False]
+    warning = "keeps keys and values in bfloat16: the engine has no setting for float16"
+    assert [warning in each for each in said] == [False, False, True]
 
 
 def test_lengths_of_a_trace(tmp_path):
@@ -99,7 +113,7 @@ def test_a_config_on_this_machine(tmp_path):
     ("args", "why"),
     [
         (["mistral-9b", "--device", "h100"], "did you mean mistral-7b"),
-        (["mistral-7b", "--device", "k80"], "There are: this, a100"),
+        (["mistral-7b", "--device", "k80"], "there are this, a100"),
         (["mistral-7b", "--dtype", "float16"], "computes in float32 or int8"),
         (["mistral-7b", "--of-peak", "0.5"], "this machine is measured"),
         (["mistral-7b", "--device", "h100", "--of-peak", "2"], "at most 1"),

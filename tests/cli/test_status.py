@@ -185,6 +185,9 @@ def test_routes_engines_and_jobs():
                 "running": {"interactive": 2, "bulk": 14},
                 "waiting": {"interactive": 0, "bulk": 30},
                 "blocks": {"total": 512, "free": 100},
+                "device": "cuda:0",
+                "slots": 256,
+                "step_tokens": 4096,
                 "ttft": {
                     "interactive": {"p50": 0.08, "p95": 0.21, "count": 40},
                     "bulk": {"p50": None, "p95": None, "count": 0},
@@ -217,6 +220,7 @@ def test_routes_engines_and_jobs():
     assert re.search(r"an/earlier +healthy", text)
     assert "something new" in text
     assert "running; computing 2 interactive and 14 bulk; waiting 0 interactive and 30 bulk; 100 of 512" in text
+    assert "cache blocks free; on cuda:0: up to 256 at once, 4,096 tokens a step\n" in text
     assert (
         "interactive: first token after 80ms (95 % within 210ms); the next ones every 45ms (95 % within 50ms); "
         "43% of prompts cached\n"

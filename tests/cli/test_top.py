@@ -153,6 +153,9 @@ async def test_a_running_program_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(status_server, "PATIENCE", 50.0)
     nobody = CliRunner().invoke(app, ["top", "--looks", "1"])
     assert "nothing is running that can be seen" in nobody.output
+    assert nobody.exit_code == 1
+    absent = CliRunner().invoke(app, ["top", "--pid", "1"])
+    assert (absent.exit_code, absent.output) == (1, "there is no process 1 to be seen\n")
     async with ScriptedProvider() as provider:
         one = {"kind": "openai-compatible", "base_url": provider.base_url, "limits": [{"requests_per_minute": 60}]}
         settings = {

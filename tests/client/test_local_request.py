@@ -161,6 +161,14 @@ def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any])
     with pytest.raises(InputError, match=f"cannot do '{name}' yet") as caught:
         chat(**fields)
     assert caught.value.param == name
+    assert ("did you mean 'max_tokens'?" in str(caught.value)) == (name == "max_tokns")
+
+
+def test_no_route_takes_a_temperature_that_providers_refuse() -> None:
+    assert chat(temperature=2).sampling.temperature == 2
+    with pytest.raises(InputError, match="temperature must be at most 2") as caught:
+        chat(temperature=9)
+    assert caught.value.param == "temperature"
 
 
 @pytest.mark.parametrize(

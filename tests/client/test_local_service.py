@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from dispatch_lab import eventually
 from engine_lab import Bench
 
 from orchestra import Orchestra
+from orchestra.call import Call
 from orchestra.config import Config, LocalConfig, TrafficConfig, parse_config
 from orchestra.errors import LocalEngineError, QueueFull
 from orchestra.local_route.route import engine_config
 from orchestra.localengine import EngineConfig
+from orchestra.localengine.settled_config import SettledConfig
 
 ASK: Any = [{"role": "user", "content": "Hi"}]
 
@@ -57,6 +60,7 @@ def test_every_setting_reaches_the_engine() -> None:
         "prefix_cache": False,
         "device": "cpu",
         "precision": "int8",
+        "kv_dtype": "float8",
         "strict": True,
     }
     config = engine_config(
@@ -73,9 +77,9 @@ def test_a_call_may_always_wait_for_the_next_step() -> None:
 
 @pytest.mark.parametrize("seqs", [1, 2, 300])
 def test_what_depends_on_the_number_of_sequences_follows_it(seqs: int) -> None:
-    config = engine_config(LocalConfig(weights="w", max_num_seqs=seqs), TrafficConfig())
-    assert config.interactive_slots == min(EngineConfig().interactive_slots, seqs - 1)
-    assert config.step_tokens >= seqs
+    config = SettledConfig.on_cpu(engine_config(LocalConfig(weights="w", max_num_seqs=seqs), TrafficConfig()))
+    assert (config.max_num_seqs, config.interactive_slots) == (seqs, min(2, seqs - 1))
+    assert config.step_tokens == max(256, seqs)
 
 
 async def test_settings_that_do_not_fit_together_are_told_with_the_first_call(settings: dict[str, Any]) -> None:
@@ -143,6 +147,20 @@ async def test_the_engines_queue_is_told_as_that_of_the_budget_is(orc: Orchestra
     await orc.chat("fast", ASK, max_tokens=3, n=3)
     assert [event.kind for event in events] == ["sent", "queued", "admitted", "settled"]
     stop()
+
+
+@pytest.mark.parametrize("read", [False, True])
+async def test_a_stream_that_is_dropped_has_its_end_told(orc: Orchestra, read: bool) -> None:
+    events: list[Any] = []
+    orc.events.subscribe(events.append)
+    asked = {"model": "fast", "messages": ASK, "max_tokens": 200, "stream": True}
+    outcome = await orc._dispatcher.send(Call.originate("/v1/chat/completions", asked))
+    if read:
+        await anext(outcome.body)
+    del outcome
+    await eventually(lambda: events[-1].kind == "interrupted")
+    assert (events[-1].reason, events[-1].attempt) == ("dropped", 1)
+    assert [event.kind for event in events].count("interrupted") == 1
 
 
 async def test_where_nobody_listens_the_engine_is_asked_for_no_event(

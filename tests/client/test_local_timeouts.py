@@ -23,10 +23,8 @@ async def test_the_callers_timeout_bounds_the_wait_for_an_answer(
     orc: Orchestra, engine: FakeEngine, stream: bool
 ) -> None:
     engine.pieces = [None]
-    with pytest.raises(openai.InternalServerError, match=r"no answer within the caller's timeout of 1s") as caught:
+    with pytest.raises(openai.APITimeoutError, match=r"no answer within the caller's timeout of 1s") as caught:
         await sdk(orc, 1.0).chat.completions.create(model="fast", messages=ASK, stream=stream)
-    assert (caught.value.status_code, caught.value.code) == (504, "orchestra_timeout")
-    assert caught.value.response.headers["x-should-retry"] == "false"
     assert "starting" not in str(caught.value)
     assert (len(engine.asked), engine.open_streams) == (1, 0)
 
@@ -39,14 +37,14 @@ async def test_the_load_of_the_engine_counts(
 
     monkeypatch.setattr(engine, "start", start)
     monkeypatch.setattr(engine, "stats", lambda: {"state": "loading"})
-    with pytest.raises(openai.InternalServerError, match=r"1s: the engine of local/small was still starting"):
+    with pytest.raises(openai.APITimeoutError, match=r"1s: the engine of local/small was still starting"):
         await sdk(orc, 1.0).chat.completions.create(model="fast", messages=ASK)
 
 
 async def test_the_callers_timeout_bounds_each_gap_of_a_stream(orc: Orchestra, engine: FakeEngine) -> None:
     engine.pieces = ["Yel", None]
     stream = await sdk(orc, 1.0).chat.completions.create(model="fast", messages=ASK, stream=True)
-    with pytest.raises(openai.APIConnectionError) as caught:
+    with pytest.raises(openai.APITimeoutError) as caught:
         async for _ in stream:
             pass
     assert "no more within the caller's timeout of 1s" in str(caught.value.__cause__)
@@ -56,8 +54,8 @@ async def test_the_callers_timeout_bounds_each_gap_of_a_stream(orc: Orchestra, e
 async def test_the_calls_own_timeout_is_told_as_such(orc: Orchestra, engine: FakeEngine) -> None:
     engine.pieces = [None]
     with interactive(timeout=0.1):
-        with pytest.raises(openai.RateLimitError, match="no answer within the call's timeout of 100ms") as caught:
+        with pytest.raises(openai.APITimeoutError, match="no answer within the call's timeout of 100ms"):
             await sdk(orc, 60).chat.completions.create(model="fast", messages=ASK)
         with pytest.raises(orchestra.DeadlineExceeded, match="the call's timeout of 100ms"):
             await orc.chat("fast", ASK)
-    assert (caught.value.code, engine.open_streams) == ("orchestra_deadline", 0)
+    assert engine.open_streams == 0

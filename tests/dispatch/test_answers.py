@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 from typing import Any
 
 import pytest
 from dispatch_lab import QUICK, Lab, chat, config_for, eventually, running, text_of
 
-from orchestra.call import Usage
+from orchestra.call import Outcome, Usage
 from orchestra.errors import AllRoutesFailed, StreamInterrupted
+from orchestra.observe.events import Event
 from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript
 
 
@@ -247,3 +249,48 @@ async def test_the_last_event_of_a_stream_may_have_a_space_behind_it():
     async with ScriptedProvider([reply]) as provider, running(config_for({"one": provider})) as lab:
         assert await text_of(await lab.dispatcher.send(chat(stream=True))) == "hi"
         assert lab.in_flight() == 0
+
+
+@pytest.mark.parametrize("loop", ["closed", "idle", "running"])
+def test_a_dropped_stream_is_settled_at_once_and_told_outside_of_the_garbage_collector(loop: str):
+    """As inside a scrape, which holds the locks that a subscriber takes."""
+    provider = ScriptedProvider(default=Reply(stream=StreamScript(gap=30)))
+    lock, told, heard = threading.Lock(), threading.Event(), list[str]()
+
+    def hear(event: Event) -> None:
+        assert lock.acquire(
+            timeout=5
+        )  # not reentrant: who holds it, and is told in the same thread, never gets it
+        heard.append(event.kind)
+        lock.release()
+        if event.reason == "dropped":
+            told.set()
+
+    async def one_call() -> tuple[Lab, list[Outcome]]:
+        async with running(config_for({"one": provider})) as lab:
+            stop = lab.dispatcher._attempts._events.subscribe(hear)
+            held = [await lab.dispatcher.send(chat(stream=True))]
+            if loop == "running":
+                drop(lab, held)
+                await eventually(told.is_set)
+                stop()
+            return lab, held
+
+    def drop(lab: Lab, held: list[Outcome]) -> None:
+        assert lab.in_flight() == 1
+        with lock:
+            held.clear()
+            gc.collect()
+            assert lab.in_flight() == 0
+            assert "interrupted" not in heard
+
+    with provider:
+        with asyncio.Runner() as runner:
+            lab, held = runner.run(one_call())
+            if loop == "idle":
+                drop(lab, held)
+                assert told.wait(20), "though the loop may never run again"
+        if loop == "closed":
+            drop(lab, held)
+            assert told.wait(20)
+    assert heard.count("interrupted") == 1

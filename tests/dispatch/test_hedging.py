@@ -32,6 +32,16 @@ def learn(lab: Lab, *, stream: bool = False, usual: float = 0.15, calls: int = 6
         hedger._hedging.observe(("one/one-model", stream), usual)
 
 
+def check_ends(lab: Lab) -> None:
+    """Check that each attempt that was sent has one end: its own, or what follows a failure of the first."""
+    sent = {one.attempt for one in lab.events if one.kind == "sent"}
+    own = [one.attempt for one in lab.events if one.kind in ("settled", "interrupted") and one.attempt is not None]
+    after = [one.kind for one in lab.events if one.kind in ("retried", "fell_back", "failed")]
+    assert len(set(own)) == len(own), "no attempt ends twice"
+    assert set(own) <= sent
+    assert len(own) + len(after) == len(sent)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_second_answer_counts_where_the_first_is_late(stream: bool):
     async with HoldingProvider() as provider, running(hedged({"one": provider})) as lab:
@@ -94,6 +104,9 @@ async def test_a_second_attempt_that_fails_changes_nothing(second: Reply):
         assert await text_of(await call) == "Hello, world."
         assert lab.kinds().count("sent") == 2
         assert "retried" not in lab.kinds()
+        check_ends(lab)
+        (lost,) = [one for one in lab.events if one.kind == "interrupted"]
+        assert (lost.attempt, lost.reason, lost.status) == (2, "outrun", None if second.drop else second.status)
 
 
 BROKEN = Reply(500, body={"error": {"message": "x"}})
@@ -111,6 +124,23 @@ async def test_a_first_attempt_that_fails_late_leaves_the_second_its_chance():
         assert await text_of(await call) == "Hello, world."
         assert "retried" not in lab.kinds()
         assert lab.kinds().count("sent") == 2
+        check_ends(lab)
+        (lost,) = [one for one in lab.events if one.kind == "interrupted"]
+        assert (lost.attempt, lost.reason, lost.status) == (1, "outrun", 500)
+
+
+async def test_a_first_attempt_that_failed_has_its_end_where_the_call_is_given_up():
+    async with HoldingProvider([BROKEN]) as provider, running(hedged({"one": provider})) as lab:
+        learn(lab)
+        first, _ = provider.hold(), provider.hold()
+        call = asyncio.create_task(lab.dispatcher.send(chat()))
+        await eventually(lambda: len(provider.log) == 2)
+        first.set()
+        await eventually(lambda: lab.in_flight() == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        check_ends(lab)
 
 
 async def test_where_both_fail_the_call_is_retried_by_its_policy_and_not_hedged_again():
@@ -123,6 +153,7 @@ async def test_where_both_fail_the_call_is_retried_by_its_policy_and_not_hedged_
         assert await text_of(await call) == "Hello, world."
         assert [lab.kinds().count(kind) for kind in ("hedged", "retried", "sent")] == [1, 1, 3]
         assert [one.attempt for one in lab.events if one.kind in ("sent", "retried")] == [1, 2, 3, 3]
+        check_ends(lab)
 
 
 async def test_what_the_call_itself_is_to_blame_for_ends_both():

@@ -212,13 +212,13 @@ async def test_bulk_without_a_deadline_gives_up_on_a_dead_provider_and_names_eac
         assert {type(error) for error in errors} == {AllRoutesFailed}
         told = [str(error) for error in errors]
         assert all(one.count("dead/dead-model: ") == 1 for one in told)
-        with pytest.raises(AllRoutesFailed, match=r"cooling down.*dead/dead-model in .*Connect"):
+        with pytest.raises(AllRoutesFailed, match=r"cooling down.*dead/dead-model in .*refused"):
             await lab.dispatcher.send(chat(traffic=BULK, expires_at=clock() + 0.1))
 
 
 async def test_a_reason_that_recurs_is_told_once_with_its_count():
     async with running(config_for({"dead": NOBODY})) as lab:
-        with pytest.raises(AllRoutesFailed, match=r"dead/dead-model: 127\.0\.0\.1:9: .*\(3 times\)$") as caught:
+        with pytest.raises(AllRoutesFailed, match=r"dead/dead-model: .*127\.0\.0\.1:9 .*\(3 times\)$") as caught:
             await lab.dispatcher.send(chat())
         assert str(caught.value).count("dead/dead-model") == 1
         assert len(caught.value.attempts) == 3

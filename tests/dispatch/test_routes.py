@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 from dispatch_lab import NOBODY, REFUSED, chat, config_for, eventually, pointed, running, text_of
 from hand_clock import HandClock, LeapingClock
@@ -24,6 +25,7 @@ from orchestra.errors import (
 from orchestra.policies.breaker import CircuitBreaker
 from orchestra.policies.traffic import TrafficClass
 from orchestra.testing import Reply, ScriptedProvider
+from orchestra.transports import make_client
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -349,8 +351,9 @@ async def test_a_local_model_that_is_not_here_goes_to_no_host():
             assert (provider.log, other.log) == ([], [])
 
 
-async def test_a_slip_in_a_models_name_is_passed_through_with_a_warning(caplog: pytest.LogCaptureFixture):
-    async with ScriptedProvider() as provider, running(config_for({"one": NOBODY})) as lab:
+async def test_a_slip_in_a_models_name_may_pass_with_a_warning(caplog: pytest.LogCaptureFixture):
+    config = config_for({"one": NOBODY}, traffic={"unknown_models": "pass"})
+    async with ScriptedProvider() as provider, running(config) as lab:
         url = f"{provider.base_url}/chat/completions"
         assert (await lab.dispatcher.send(pointed(url, "gpt-nano"))).status == 200
         assert caplog.messages == []
@@ -358,3 +361,34 @@ async def test_a_slip_in_a_models_name_is_passed_through_with_a_warning(caplog: 
         told = "model 'fsat' is not one of [models] (did you mean 'fast'?); passed through to 127.0.0.1 unmetered"
         assert [(one.levelname, one.message) for one in caplog.records] == [("WARNING", told)]
         assert [event.reason for event in lab.events] == [None, told]
+
+
+@pytest.mark.parametrize(
+    ("unknown_models", "only_local", "model", "passes"),
+    [
+        ("auto", False, "gpt-nano", True),
+        ("auto", False, "fsat", False),
+        ("auto", True, "gpt-nano", False),
+        ("refuse", False, "gpt-nano", False),
+        ("pass", True, "fsat", True),
+    ],
+)
+async def test_a_prompt_goes_to_no_strange_host_unless_it_may(
+    unknown_models: str, only_local: bool, model: str, passes: bool
+):
+    config = with_local(config_for({"one": NOBODY}, traffic={"unknown_models": unknown_models}))
+    if only_local:
+        del config["providers"]
+        config["models"] = {"fast": {"routes": ["local/small"]}}
+    async with ScriptedProvider() as provider, running(config, local={"small": FakeLocal()}) as lab:
+        options: Any = {"http_client": make_client("httpx2", lab.core), "base_url": provider.base_url}
+        async with openai.AsyncOpenAI(api_key="callers-own", **options) as client:
+            asking = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}])
+            if passes:
+                assert (await asking).choices[0].message.content == "Hello, world."
+            else:
+                hint = "did you mean 'fast'" if model == "fsat" else "nothing was sent"
+                with pytest.raises(openai.NotFoundError, match=hint) as caught:
+                    await asking
+                assert caught.value.code == "model_not_found"
+        assert len(provider.log) == passes

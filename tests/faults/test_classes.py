@@ -79,7 +79,7 @@ async def test_those_who_gave_up_are_out_of_the_queue():
         with bulk(deadline=0.05):
             crowd += [asyncio.create_task(front.ask()) for _ in range(50)]
         results = await asyncio.gather(*crowd, return_exceptions=True)
-        assert {type(result) for result in results} == {openai.RateLimitError}
+        assert {type(result) for result in results} == {openai.APITimeoutError}
         assert (front.waiting(), front.in_flight(), len(provider.log)) == (0, 1, 1)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

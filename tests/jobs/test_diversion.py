@@ -11,7 +11,8 @@ import pytest
 from diversion_lab import assert_answers, diversion_lab, eventually, over, provided, requests, settings
 from virtual_time import virtual
 
-from orchestra.errors import JobError, JobLocked
+from orchestra.errors import InputError, JobError, JobLocked
+from orchestra.observe.events import Event
 from orchestra.testing import BatchScript, Limits, Reply
 
 HOUR = 3600.0
@@ -95,6 +96,25 @@ async def test_progress_counts_what_is_in_the_ledger(tmp_path: Path):
                 await asyncio.sleep(20.0)
         assert max(told) > 80, "the provider said otherwise"
         assert_answers([one async for one in job.results()])
+
+
+@virtual
+async def test_each_batch_tells_its_end_and_how_long_it_waited_and_rode(tmp_path: Path):
+    script = [BatchScript(running=HOUR, missing=range(3)), BatchScript(running=60.0, end="failed")]
+    async with diversion_lab(tmp_path, batch_script=script, batch_default=BatchScript(running=60.0)) as lab:
+        told = list[Event]()
+        lab.dispatcher.events.subscribe(lambda event: told.append(event) if event.kind == "batch_ended" else None)
+        await lab.done(await lab.submit(10, job="a"))
+        lab.provider.batch_default = BatchScript(running=9 * HOUR)
+        stuck = await lab.submit(10, job="b")
+        await eventually(lambda: lab.states(stuck) == ["submitted"])
+        await lab.manager.cancel("b")
+    batches = [(one.job, one.lines, one.answered, one.reason) for one in told]
+    assert batches == [("a", 10, 7, None), ("a", 3, 0, "given up"), ("a", 3, 3, None), ("b", 10, 0, None)]
+    assert len({one.call for one in told}) == len(told)
+    assert told[0].waited is not None
+    assert told[0].duration is not None
+    assert told[0].waited < 60.0 < HOUR <= told[0].duration < HOUR + 900.0
 
 
 @virtual
@@ -266,6 +286,22 @@ async def test_a_batch_counts_towards_the_cap_at_its_own_price(tmp_path: Path):
         assert pool["spent"]["usd"] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("how", ["failed", "refused"])
+@virtual
+async def test_a_batch_that_never_began_gives_its_dollars_back(tmp_path: Path, how: str):
+    config = {"limits": {"usd_per_day": 1.2}, "prices": {"input": 0.0, "output": 12_500.0}}
+    script = [BatchScript(end="failed", code="odd")] if how == "failed" else []
+    routes = {} if how == "failed" else {"POST /v1/batches": [Reply.error(400)] * 9}
+    async with diversion_lab(tmp_path, config, batch_script=script, routes=routes) as lab:
+        job = await lab.submit(11, deadline="24h")
+        results = await lab.done(job)
+        assert_answers(results)
+        assert lab.via(results) == {"sync": 11}
+        (pool,) = [pool for pool in lab.budget.snapshot() if pool["kind"] == "online"]
+        assert pool["spent"]["usd"] == pytest.approx(job.progress().usd)
+        assert pool["dimensions"]["usd_per_day"]["used"] == pytest.approx(job.progress().usd)
+
+
 @virtual
 async def test_an_unknown_price_under_a_cap_is_said_and_never_guessed(tmp_path: Path):
     async with diversion_lab(tmp_path, {"limits": {"usd_per_day": 5.0}}) as lab:
@@ -277,6 +313,48 @@ async def test_an_unknown_price_under_a_cap_is_said_and_never_guessed(tmp_path: 
 
 
 # two programs, and the same one again
+
+
+@virtual
+async def test_a_job_that_is_resumed_with_more_time_is_planned_for_anew(tmp_path: Path):
+    """Lines that were to go by themselves ride, once there is time for it, and after a restart as well."""
+    async with provided(batch_default=BatchScript(running=60.0), service_time=HOUR) as provider:
+        config = settings(provider, tmp_path)
+        async with over(provider, config) as lab:
+            job = await lab.submit(10, deadline="3h")
+            await eventually(lambda: lab.calls() == 10)
+            with pytest.raises(JobError, match="or its deadline"):
+                await lab.manager.resume("j", deadline="24h")
+        for again in (None, "24h"):
+            async with over(provider, config) as lab:
+                with pytest.raises(InputError, match="deadline: not a duration"):
+                    await lab.manager.resume("j", deadline="soon")
+                job = await lab.manager.resume("j", deadline=again)
+                if again is not None:
+                    await eventually(lambda: lab.creates() == 1)  # and it stops before that has ended
+        async with over(provider, config) as lab:
+            job = await lab.manager.resume("j")
+            assert job.record.deadline is not None
+            assert 20 * HOUR < job.record.deadline - lab.desk.wall() < 24 * HOUR
+            results = await lab.done(job)
+            assert_answers(results)
+            assert lab.via(results) == {"batch": 10}
+
+
+@virtual
+async def test_a_job_that_is_resumed_with_less_time_takes_its_lines_out_of_their_batch(tmp_path: Path):
+    stuck = BatchScript(end=None, running=1.0, answered=0, cancelling=5.0)
+    async with provided(batch_default=stuck) as provider:
+        config = settings(provider, tmp_path, batch=HASTY)
+        async with over(provider, config) as lab:
+            job = await lab.submit(10, deadline="24h")
+            await eventually(lambda: lab.states(job) == ["submitted"])
+        async with over(provider, config) as lab:
+            began = lab.now()
+            results = await lab.done(await lab.manager.resume("j", deadline="90s"))
+            assert_answers(results)
+            assert lab.via(results) == {"sync": 10}
+            assert lab.now() - began < 90
 
 
 @virtual

@@ -53,9 +53,7 @@ async def test_no_awaited_call_is_told_that_its_deadline_passed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", ["POST /v1/files", "POST /v1/batches"])
-@pytest.mark.parametrize(
-    "refusal", [Reply.error(401), Reply.error(402), Reply.error(403), Reply.error(429, "insufficient_quota")]
-)
+@pytest.mark.parametrize("refusal", [Reply.error(401), Reply.error(402), Reply.error(429, "insufficient_quota")])
 @virtual
 async def test_an_account_that_is_refused_keeps_its_batches_and_their_price(
     tmp_path: Path, path: str, refusal: Reply
@@ -72,6 +70,37 @@ async def test_an_account_that_is_refused_keeps_its_batches_and_their_price(
             assert_answers(results)
             assert lab.via(results) == {"batch": 10}
             assert lab.calls() == 0
+
+
+@pytest.mark.parametrize("path", ["POST /v1/files", "POST /v1/batches"])
+@virtual
+async def test_a_key_that_may_have_no_batches_costs_the_discount_and_nothing_else(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+):
+    async with diversion_lab(tmp_path, routes={path: [Reply.error(403)] * 99}) as lab:
+        job = await lab.submit(10)
+        assert_answers(results := await lab.done(job))
+        assert lab.via(results) == {"sync": 10}
+        (note,) = lab.notes(job)
+        assert note is not None
+        assert "answered 403" in note
+        assert "[providers.one.batch] enabled = false" in note
+        assert note in caplog.text
+        asked = len(lab.provider.log)
+        assert_answers(await lab.done(await lab.submit(10, job="later")))
+        assert len(lab.provider.log) == asked + 10, "nobody asks for a batch again"
+
+
+@virtual
+async def test_a_key_that_may_not_look_at_batches_keeps_no_line_beyond_its_time(tmp_path: Path):
+    script = BatchScript(running=60.0, on_poll=[Reply.error(403)] * 999)
+    config = {"batch": {"expected_seconds": 60.0, "cancelling_seconds": 30.0}}
+    async with diversion_lab(tmp_path, config, batch_script=[script]) as lab:
+        job = await lab.submit(10, deadline="600s")
+        await eventually(lambda: job.progress().waiting is not None)
+        assert "batches cannot be looked at" in (job.progress().waiting or "")
+        assert_answers(results := await lab.done(job))
+        assert lab.via(results) == {"sync": 10}
 
 
 @virtual

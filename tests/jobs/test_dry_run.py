@@ -30,7 +30,7 @@ def test_dry_run_sends_nothing_and_leaves_nothing(
     code, out, _ = orchestra("run", "in.jsonl", "--out", "out.jsonl", "--dry-run")
     assert code == 0
     assert "in.jsonl: 31 lines, about 1," in out
-    assert "at most 100 out and 30 lines that set no bound" in out
+    assert "at most 100 out of those with a bound, 30 lines set no max_tokens: up to what the model's" in out
     assert "fast: 31 lines, by fake/m" in out
     assert "nothing was sent" in out
     assert (server.log, sorted(os.listdir(tmp_path))) == ([], before)
@@ -85,6 +85,7 @@ def test_a_mixed_file_with_time(server: ScriptedProvider, orchestra: Make, reque
         "5 lines of /v1/completions at once, by fake/p: none of its routes has batches for this endpoint",
         "price unknown",
         f"cost: {format_usd(least)} to {format_usd(most)}, and what has no price",
+        "the least: empty answers; the most: answers as long as they may be, at the full price",
         "price unknown of 5 lines; to know it, add [[providers.fake.prices]] for fake/p",
         "duration: not known before it has begun",
         "batches of fake are off by default, since not every server of its kind has them; where it has, set "
@@ -173,12 +174,30 @@ def test_a_cap_below_the_cost_is_told(server: ScriptedProvider, orchestra: Make,
     capped(server, 1000.0)
     assert not any("usd_per_day" in line for line in dry(orchestra))
     capped(server, 0.1)
-    assert any(
-        "usd_per_day is $0.10: what is above that waits for the day after" in line for line in dry(orchestra)
-    )
+    told = "warning: usd_per_day of acme is $0.10, of which bulk may use $0.085 now; the lines take about $"
+    assert any(line.startswith(told) for line in dry(orchestra))
     capped(server, 1000.0)
     mixed(request_of, plain=0, bound=None)
     assert any("the cost at acme is bounded by nothing, and usd_per_day is" in line for line in dry(orchestra))
+
+
+def test_the_limits_of_a_day_are_in_the_forecast(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make
+) -> None:
+    settings = Path("orchestra.toml").read_text()
+    settings = settings.replace("max_concurrency = 8", "requests_per_minute = 600, requests_per_day = 5")
+    Path("orchestra.toml").write_text(f'{settings}[budget]\nbackend = "sqlite:budget.db"\n')
+    batch_file(*range(20))
+    told = dry(orchestra)
+    assert "duration: about 4d0h, if nobody else uses the account" in told  # four a day beside the reserve
+    assert (
+        "warning: requests_per_day of fake is 5, of which bulk may use 4 now; the lines take about 20, so the "
+        "last of them goes after 4 days; what is still waiting at a deadline fails" in told
+    )
+    batch_file(*range(100, 103))
+    assert orchestra("run", "in.jsonl", "--out", "out.jsonl")[0] == 0
+    batch_file(*range(2))
+    assert any("bulk may use 1 now; the lines take about 2, so the last" in line for line in dry(orchestra))
 
 
 def test_batches_that_are_off_on_purpose_are_not_recommended(
@@ -190,6 +209,18 @@ def test_batches_that_are_off_on_purpose_are_not_recommended(
         Path("orchestra.toml").write_text(settings + enabled)
         assert any("enabled = true" in line for line in dry(orchestra, "--deadline", "24 hours")) is told
         assert not any("enabled = true" in line for line in dry(orchestra)), "without a deadline nothing rides"
+
+
+def test_a_batch_whose_price_nobody_publishes_counts_in_full(
+    server: ScriptedProvider, orchestra: Make, request_of: Make
+) -> None:
+    batches = "[providers.fake.batch]\nenabled = true\n[[providers.fake.prices]]\ninput = 1.0\noutput = 2.0\n"
+    mixed(request_of, fast=0)
+    for tiers, noted in (("", True), ("tiers = { batch = 0.25 }\n", False)):
+        Path("orchestra.toml").write_text(settings_with_batches(server) + batches + tiers)
+        told = dry(orchestra, "--deadline", "24h")
+        assert any(line.startswith("batches of fake are counted at the full price") for line in told) is noted
+        assert any("in 1 batch, by fake/p" in line for line in told)
 
 
 def test_one_model_for_embeddings_too_is_doubtful(

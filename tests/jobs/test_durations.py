@@ -36,3 +36,10 @@ def test_what_is_a_duration(text: float | str, seconds: float) -> None:
 def test_what_is_none(text: float | str) -> None:
     with pytest.raises(ValueError, match="duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(("text", "told"), [("8", "8"), (" 0.50 ", "0.5"), ("1e3", "1000")])
+def test_a_bare_number_where_a_unit_is_needed(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=f"write {told}ms, {told}s, {told}m or {told}h"):
+        parse_duration(text, needs_unit=True)
+    assert parse_duration("8 ms", needs_unit=True) == 0.008

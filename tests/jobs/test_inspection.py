@@ -45,6 +45,14 @@ async def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         (await inspected(tmp_path / "in", "", "")).refuse("in")
 
 
+@pytest.mark.parametrize("value", [[{"prompt": "a"}, {"prompt": "b"}], {"prompt": "a"}, [{"prompt": "a"}] * 9])
+async def test_json_over_several_lines_is_told_once(tmp_path: Path, value: object) -> None:
+    with pytest.raises(InputError) as caught:
+        await inspected(tmp_path / "in", "", json.dumps(value, indent=2))
+    (told,) = str(caught.value).splitlines()
+    assert "one object a line (jq -c" in told
+
+
 async def test_faults_of_both_kinds_are_told_in_their_order(tmp_path: Path) -> None:
     found = await inspected(tmp_path / "in", line("a"), "{", line("b"), line("a"), "[]", line("b"), line("a"))
     assert (found.lines, found.fault_count, list(found.twice)) == (7, 5, [4, 6, 7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from run_lab import Hurry, read, settings_with_batches, start, wait_for
 
+from orchestra.client import Orchestra
+from orchestra.errors import LocalEngineError
 from orchestra.jobs import JobStore
 from orchestra.jobs.ledger.line import Line
 from orchestra.jobs.ledger.lock import JobLock
@@ -22,7 +25,7 @@ Make = Callable[..., Any]
 
 
 def test_jobs_are_listed_and_shown(server: ScriptedProvider, orchestra: Make, batch_file: Make) -> None:
-    assert orchestra("jobs", "list") == (0, "no jobs yet\n", "")
+    assert orchestra("jobs", "list") == (0, "no jobs yet in .orchestra/jobs.db\n", "")
     assert not Path(".orchestra").exists()
     assert orchestra("jobs", "show", "none")[0] == 2
     batch_file(*range(3))
@@ -40,6 +43,21 @@ def test_jobs_are_listed_and_shown(server: ScriptedProvider, orchestra: Make, ba
     assert Path("again.jsonl").read_bytes() == Path("out.jsonl").read_bytes()
 
 
+def test_settings_are_one_ledger_from_wherever_they_are_used(
+    server: ScriptedProvider, orchestra: Make, batch_file: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_file(1)
+    assert orchestra("run", "in.jsonl", "--out", "out.jsonl")[0] == 0
+    asked = len(server.log)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, _, err = orchestra("run", "../in.jsonl", "--out", "out.jsonl", "--config", "../orchestra.toml")
+    assert (code, len(server.log)) == (0, asked), "nothing is paid for twice"
+    ledger = f"ledger: {tmp_path}/.orchestra/jobs.db\n"
+    assert err.startswith(f"settings: ../orchestra.toml; {ledger}")
+    assert orchestra("jobs", "list", "--config", "../orchestra.toml")[2] == ledger
+
+
 def test_jobs_of_a_store_that_cannot_be_opened(server: ScriptedProvider, orchestra: Make) -> None:
     Path(".orchestra/jobs.db").mkdir(parents=True)
     for command in (("list",), ("show", "x"), ("results", "x")):
@@ -49,7 +67,7 @@ def test_jobs_of_a_store_that_cannot_be_opened(server: ScriptedProvider, orchest
 
 def test_a_deadline_beyond_every_calendar(server: ScriptedProvider, orchestra: Make, batch_file: Make) -> None:
     batch_file(1)
-    assert orchestra("run", "in.jsonl", "--out", "o", "--job", "j", "--deadline", "1e300")[0] == 0
+    assert orchestra("run", "in.jsonl", "--out", "o", "--job", "j", "--deadline", "9" * 300 + "d")[0] == 0
     code, out, _ = orchestra("jobs", "show", "j")
     assert (code, "deadline" in out) == (0, True)
 
@@ -215,7 +233,7 @@ def test_a_running_job_is_not_cancelled(server: ScriptedProvider, riding: JobSto
     with released(JobLock(riding.path, "j")):
         code, _, err = orchestra("jobs", "cancel", "j")
         assert code == 2
-        assert "being run by another process: stop that first (Ctrl-C), then cancel it" in err
+        assert "is being run: stop that first (Ctrl-C), then cancel it" in err
         code, _, err = orchestra("jobs", "resume", "j", "--out", "o")
         assert (code, "being run by another process" in err) == (2, True)
     assert tally(riding) == (80, 0, 0)
@@ -226,8 +244,13 @@ def test_a_running_job_is_not_cancelled(server: ScriptedProvider, riding: JobSto
 def test_resume_needs_no_input(server: ScriptedProvider, hurry: Hurry, riding: JobStore, orchestra: Make) -> None:
     Path("in.jsonl").unlink()
     hurry.by += 5000.0
-    code, out, err = orchestra("jobs", "resume", "j", "--out", "out.jsonl")
+    code, _, err = orchestra("jobs", "resume", "j", "--out", "out.jsonl", "--deadline", "24")
+    assert (code, "--deadline: 24 has no unit" in err) == (2, True)
+    code, out, err = orchestra("jobs", "resume", "j", "--out", "out.jsonl", "--deadline", "2 days")
     assert code == 0, err
+    (job,) = riding.jobs()
+    assert job.deadline is not None
+    assert job.deadline - time.time() == pytest.approx(2 * 86_400, abs=6000)
     assert "going on after 0 of 80 lines, 80 in 2 batches" in err
     assert "80 of 80 lines answered" in out
     assert [line["custom_id"] for line in read("out.jsonl")] == [f"id-{n}" for n in range(80)]
@@ -292,3 +315,82 @@ def test_awaited_jobs_are_listed_shown_and_forgotten(server: ScriptedProvider, o
         again = store.awaited.await_line(job.id, bytes([1]), "/v1/x", b"{}", 1)
         assert again.result is None, "who asks again is answered"
         assert again.number > max(numbers)
+
+
+def test_delete_forgets_a_job_that_has_ended_and_its_files_at_the_provider(
+    server: ScriptedProvider, hurry: Hurry, riding: JobStore, orchestra: Make, tmp_path: Path
+) -> None:
+    code, _, err = orchestra("jobs", "delete", "j")
+    assert (code, "open batches: `orchestra jobs cancel j`" in err) == (2, True), err
+    hurry.by += 1000.0
+    assert orchestra("jobs", "cancel", "j")[0] == 0
+    with released(JobLock(riding.path, "j")):
+        assert "stop that first (Ctrl-C), then delete it" in orchestra("jobs", "delete", "j")[2]
+    settings = Path("orchestra.toml").read_text()
+    Path("orchestra.toml").write_text(settings.replace("sk-hidden", "sk-other"))
+    server.log.clear()
+    other = riding.create("other", created=1.0, model=None, deadline=None, source=None)
+    riding.add(other.id, [Line(1, "c", "/v1/chat/completions", b'{"secret": "' + b"x" * 500_000 + b'"}', b"d")])
+    riding.finish(other.id, [End(1, status_code=200, response=b"{}")])
+    code, _, err = orchestra("jobs", "delete", "other")
+    assert (code, "has not ended" in err) == (2, True), err
+    riding.seal(other.id)
+
+    def is_kept() -> bool:
+        return any(b"x" * 1000 in file.read_bytes() for file in riding.path.parent.glob("jobs.db*"))
+
+    assert is_kept()
+    code, out, err = orchestra("jobs", "delete", "other")
+    assert (code, out) == (0, "job other: deleted, with 1 line\n"), err
+    assert not is_kept()
+    assert sum(file.stat().st_size for file in riding.path.parent.glob("jobs.db*")) < 500_000
+    assert not server.log, "it was in no batch"
+
+    Path("orchestra.toml").write_text(settings)
+    code, out, err = orchestra("jobs", "delete", "j")
+    assert (code, out) == (0, "job j: deleted, with 80 lines and 4 files at providers\n"), err
+    deleted = [hit.path for hit in server.log if hit.method == "DELETE"]
+    assert len(set(deleted)) == 4, "of each of two batches what it was made of, and its results"
+    assert riding.jobs() == []
+    assert orchestra("jobs", "delete", "j")[0] == 2
+
+
+def test_delete_wants_the_whole_name_and_says_which_files_stay(
+    server: ScriptedProvider, hurry: Hurry, riding: JobStore, orchestra: Make
+) -> None:
+    assert orchestra("jobs", "cancel", "j", "--now")[0] == 0
+    settings = Path("orchestra.toml")
+    settings.write_text(settings.read_text().replace("sk-hidden", "sk-other"))
+    server.log.clear()
+    code, out, err = orchestra("jobs", "delete", "j")
+    assert code == 0, err
+    assert out.count("it was made with another key of [providers.acme]") == 2
+    assert out.endswith("job j: deleted, with 80 lines\n")
+    assert not server.log
+    riding.create("nightly", created=1.0, model=None, deadline=None, source=None)
+    code, _, err = orchestra("jobs", "delete", "night")
+    assert (code, "`orchestra jobs delete nightly`" in err) == (2, True), err
+
+
+def test_resume_starts_the_engine_before_the_job_and_says_so(
+    server: ScriptedProvider, orchestra: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(self: Orchestra, name: str) -> None:
+        raise LocalEngineError(f"no room for {name}")
+
+    monkeypatch.setattr(Orchestra, "engine", fails)
+    text = '[local.tiny]\nweights = "tiny.gguf"\n[models.here]\nroutes = ["local/tiny"]\n'
+    Path("orchestra.toml").write_text(Path("orchestra.toml").read_text() + text)
+    with closing(JobStore(tmp_path / ".orchestra" / "jobs.db")) as store:
+        job = store.create("j", created=1.0, model=None, deadline=None, source=None)
+        bodies = (b'{"model": "here"}', b'{"model": "fast"}')
+        path = "/v1/chat/completions"
+        store.add(job.id, [Line(number, f"c{number}", path, body, b"d") for number, body in enumerate(bodies, 1)])
+        store.seal(job.id)
+        assert store.models(job.id) == ["fast", "here"]
+        code, _, err = orchestra("jobs", "resume", "j", "--out", "out.jsonl")
+        assert (code, err.splitlines()[0]) == (2, "starting the engine of local/tiny")
+        assert "no room for tiny" in err
+        assert not server.log, "nothing was sent"
+        store.finish(job.id, [End(1, status_code=200, response=b"{}")])
+        assert store.models(job.id) == ["fast"], "what has an end needs no engine"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestra.call import ORIGIN, Call, Outcome
+from orchestra.dispatch import Outage
 from orchestra.errors import ConnectionFailed, InputError, JobError, JobLocked
 from orchestra.jobs import Job, JobManager
 from orchestra.jobs.ledger.lock import JobLock, is_locked
@@ -236,6 +237,28 @@ async def test_an_outage_that_ends_costs_nothing(
     progress = await job.wait()
     assert (progress.done, progress.failed) == (50, 0)
     assert {result.attempts async for result in job.results()} == {1}
+    await manager.aclose()
+
+
+async def test_the_latest_reason_is_told_while_calls_try_and_an_interrupt_leaves_none(
+    provider: FakeProvider, batch_file: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage: Outage | None = None
+    quick = runner.Patience
+    monkeypatch.setattr("orchestra.jobs.manager.Patience", lambda limit: quick(limit=limit, first_pause=0.01))
+    manager = JobManager(tmp_path / "jobs.db", provider.send, window=2, patience=30, outage=lambda: outage)
+    fault = ConnectionFailed("too many requests", sent=False)
+    provider.script = lambda prompt, asked: fault if prompt == "0" else asyncio.Event().wait()
+    job = await manager.submit(batch_file(*range(3)), job="j")
+    async with asyncio.timeout(30):
+        while not manager.list()[0].stopped or "next try" in (job.progress().waiting or ""):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    until = "gives up after 30.0s of no answer at all"
+    assert job.progress().waiting == f"too many requests; trying one line; {until}"
+    outage = Outage("no answer from p/m (connection to p:80 refused)", 4.2)
+    assert job.progress().waiting == f"{outage.reason}; next try in 5s; {until}"
+    await job.cancel()
+    assert manager.list()[0].stopped is None, "interrupted, and not stopped by a fault"
     await manager.aclose()
 
 

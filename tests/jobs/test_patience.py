@@ -66,6 +66,17 @@ def test_rate_is_that_of_the_last_window() -> None:
     assert meter.rate(180.0) == pytest.approx(8 * 1 / 21, rel=1.5), "a rate without events falls"
 
 
+def test_a_rate_of_few_events_promises_no_end() -> None:
+    meter = RateMeter(0.0)
+    for second in (2.0, 4.0, 6.0, 8.0):
+        meter.add(second, 1)
+    assert meter.rate(8.0) == pytest.approx(0.5)
+    assert meter.seconds_for(10, 8.0) is None
+    meter.add(10.0, 1)
+    assert meter.seconds_for(10, 10.0) == pytest.approx(20.0)
+    assert "1.2 lines/min" in str(Progress(10, 3, 0, 0, 0, whole=True, rate=0.02))
+
+
 def test_rate_costs_no_memory() -> None:
     meter = RateMeter(0.0, window=10)
     for event in range(100_000):

@@ -133,7 +133,7 @@ def test_a_running_job_is_not_said_to_be_cancelled(
     finally:
         lock.release()
     assert (code, out, "cancelling" in err) == (2, "", False)
-    assert "being run by another process" in err
+    assert "being run: stop that first" in err
 
 
 def test_a_store_that_cannot_be_made_is_told(server: ScriptedProvider, orchestra: Make) -> None:

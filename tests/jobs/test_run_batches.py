@@ -6,12 +6,14 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from run_lab import Hurry, read, settings_with_batches, start, wait_for
 
-from orchestra.cli.job_words import held_by, stalled
+from orchestra.cli.job_words import held_by, stalled, within_limits
 from orchestra.cli.run_display import RunDisplay, below_bar
 from orchestra.jobs import JobStore, OpenBatch, OutletTally, Progress
 from orchestra.testing import BatchScript, ScriptedProvider
@@ -188,3 +190,26 @@ def test_a_limit_that_holds_a_job_is_told_instead_of_an_estimate() -> None:
     assert stalled(progress, None) is progress
     for change in ({"job": "other"}, {"seconds": 3.0}, {"seconds": None}, {"traffic": "interactive"}):
         assert held_by([{**pool, "head": {**head, **change}}], "j") is None
+
+
+def test_the_end_is_promised_no_sooner_than_the_limits_allow() -> None:
+    progress = Progress(100, 60, 0, 600, 300, whole=True, rate=6.0, seconds_left=6.7)
+    limit = {"limit": 60.0, "window": 60.0, "available": 2.0, "interactive_reserve": 1.0}
+    pool = {
+        "provider": "acme",
+        "head": {"traffic": "bulk", "job": "j", "waits_for": "requests (learned)", "seconds": 0.8},
+        "paused": None,
+        "in_use": {"interactive": 0, "bulk": 4},
+        "dimensions": {
+            "requests (learned)": limit,
+            "concurrency": {"limit": 9, "window": None, "available": 5, "interactive_reserve": 1},
+        },
+    }
+    assert within_limits(progress, [pool], "j").seconds_left == pytest.approx(40 - 4 - (2 - 1))
+    assert within_limits(replace(progress, seconds_left=None), [pool], "j").seconds_left == pytest.approx(35.0)
+    slow = replace(progress, seconds_left=90.0)
+    assert within_limits(slow, [pool], "j") is slow, "it may be the provider that is slow"
+    tokens = {**pool, "dimensions": {"tokens": {**limit, "limit": 90.0, "available": 0.0}}}
+    assert within_limits(progress, [tokens], "j").seconds_left == pytest.approx(36 * 15 / 1.5)
+    assert within_limits(progress, [pool], "other") is progress
+    assert within_limits(progress, [pool, tokens], "j") is progress, "nobody knows how many go which way"

@@ -69,6 +69,7 @@ def test_bad_input_is_refused_whole(
         (["in.jsonl"], "--out"),
         (["in.jsonl", "--out", "o", "--model", "fats"], "fast"),
         (["in.jsonl", "--out", "o", "--deadline", "soon"], "write it like 90s, 15m, 6h"),
+        (["in.jsonl", "--out", "o", "--deadline", "24"], "24 has no unit, so it is no duration: write 24ms, 24s"),
         (["in.jsonl", "--out", "o", "--job", ""], "job name"),
         (["in.jsonl", "--out", "o", "--config", "none.toml"], "none.toml: no such file"),
         (["in.jsonl", "--out", "o", "--config", "typo.toml"], "did you mean 'models'"),
@@ -95,7 +96,7 @@ def test_bad_usage_is_refused(
     assert "Traceback" not in err
     assert (out, server.log, Path("o").exists()) == ("", [], False)
     code, out, _ = orchestra("jobs", "list")
-    assert out == "no jobs yet\n"
+    assert out == "no jobs yet in .orchestra/jobs.db\n"
 
 
 def test_a_name_with_other_requests_is_bad_usage(

@@ -111,7 +111,8 @@ def test_an_interrupt_ends_the_wait_for_a_pipe(server: ScriptedProvider) -> None
             [*COMMAND, "run", source, "--out", "out.jsonl"], stdin=reading, stderr=subprocess.PIPE
         )
         assert process.stderr is not None
-        assert process.stderr.readline() == b"settings: orchestra.toml\n"  # the next it does is read
+        began = b"settings: orchestra.toml; ledger: .orchestra/jobs.db\n"
+        assert process.stderr.readline() == began  # the next it does is read
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
@@ -122,8 +123,8 @@ def test_an_interrupt_ends_the_wait_for_a_pipe(server: ScriptedProvider) -> None
 
 def test_an_interrupt_ends_the_start_of_an_engine() -> None:
     script = (
-        "import time\nfrom orchestra.cli.run import _leaving_at_once\n"
-        "with _leaving_at_once('interrupted'):\n print('loading', flush=True)\n time.sleep(600)\n"
+        "import time\nfrom orchestra.cli.engine_start import leaving_at_once\n"
+        "with leaving_at_once('interrupted'):\n print('loading', flush=True)\n time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None

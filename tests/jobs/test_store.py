@@ -353,7 +353,7 @@ def test_refuses_a_newer_format(store: JobStore) -> None:
     store.close()
     with closing(sqlite3.connect(store.path)) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
-    with pytest.raises(JobError, match=r"newer version .*pip install -U"):
+    with pytest.raises(JobError, match=r"newer version .*upgrade orchestra"):
         JobStore(store.path)
 
 
@@ -390,6 +390,19 @@ job = store.find("j")
 for number in range(start, start + 200):
     store.finish(job.id, [End(number, status_code=200)])
 """
+
+
+def test_compacting_says_where_a_reader_keeps_what_was_deleted(store: JobStore) -> None:
+    job = create(store)
+    store.add(job.id, [line(1)])
+    store.database._writer.execute("PRAGMA busy_timeout = 1")
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM lines").fetchone()
+        store.discard(job.id)
+        assert not store.database.compact()
+        reader.execute("COMMIT")
+    assert store.database.compact()
 
 
 def test_two_processes_may_write_at_once(store: JobStore) -> None:

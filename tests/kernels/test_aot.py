@@ -82,7 +82,7 @@ def test_it_says_so_where_triton_is_missing() -> None:
     program = "import sys; sys.modules['triton'] = None; from orchestra.kernels import aot; sys.exit(aot.main([]))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Triton is not installed: pip install 'orchestra-llm[gpu]' (Linux only)\n"
+    assert done.stderr == "Triton is not installed: pip install 'triton>=3.9,<3.10' (Linux only)\n"
 
 
 def test_a_part_of_the_table_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from devices import begins_by, model_runner
 from engine_lab import BULK, INTERACTIVE, Bench, Lab, oracle
 from token_lab import SPEC, TinyBench, random_weights
 from torch import Tensor
 
 from orchestra.localengine import EngineConfig, SamplingParams
 from orchestra.localengine.execution.runner import Runner
+from orchestra.localengine.gpu.runner import GpuRunner
 from orchestra.localengine.scheduling import abandonment
 from orchestra.localengine.scheduling.abandonment import Abandonment
 from orchestra.localengine.scheduling.apply import apply_plan
@@ -211,8 +213,8 @@ async def test_other_schedulers_give_no_step_up(monkeypatch, scheduler):
 # On a model
 
 
-def tiny_runner() -> Runner:
-    return Runner(SPEC, random_weights(), num_blocks=8, block_size=4, threads=1)
+def tiny_runner() -> Runner | GpuRunner:
+    return model_runner(SPEC, random_weights(), num_blocks=8, block_size=4, threads=1)
 
 
 def row(token_ids: list[int], start: int, blocks: list[int]) -> RowInput:
@@ -232,6 +234,7 @@ def test_a_runner_asks_before_each_layer_and_goes_on_where_the_answer_is_no():
     assert outputs == tiny_runner().run(rows)
 
 
+@pytest.mark.lab_too
 @pytest.mark.parametrize("layer", range(SPEC.num_layers))
 def test_nobody_reads_what_an_abandoned_step_wrote(layer):
     def compute(*, abandoned: bool) -> list[Tensor]:
@@ -251,13 +254,13 @@ def test_nobody_reads_what_an_abandoned_step_wrote(layer):
         assert torch.equal(one, other)
 
 
+@pytest.mark.lab_too
 async def test_an_engine_whose_steps_are_given_up_at_random_says_the_same():
     async def say(share: float) -> tuple[list[object], int]:
         bench = TinyBench(blocks=24)
         rng = random.Random(7)
         async with bench.engine as engine:
-            step = bench.runner.run
-            bench.runner.run = lambda rows, abandon=None: step(rows, lambda: rng.random() < share)
+            giving_up(bench.runner, lambda: rng.random() < share)
             answers = await asyncio.gather(
                 *(
                     engine.complete(
@@ -272,6 +275,25 @@ async def test_an_engine_whose_steps_are_given_up_at_random_says_the_same():
     disturbed, often = await say(0.3)
     assert disturbed == undisturbed
     assert (never, often > 5) == (0, True)
+
+
+def giving_up(runner: Any, abandon: Callable[[], bool]) -> None:
+    """Have ``runner`` ask ``abandon`` in each step but those that are begun while another is under way."""
+    begin, under_way = getattr(runner, begins_by(runner)), []
+
+    def begun(rows: Any, asked: Any = None) -> Any:
+        step = begin(rows, None if under_way else abandon)
+        if hasattr(runner, "collect"):
+            under_way.append(step)
+        return step
+
+    def collected(step: Any) -> Any:
+        under_way.remove(step)
+        return collect(step)
+
+    setattr(runner, begins_by(runner), begun)
+    if hasattr(runner, "collect"):
+        collect, runner.collect = runner.collect, collected
 
 
 def tokens(number: int, length: int) -> list[int]:

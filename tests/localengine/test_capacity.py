@@ -57,7 +57,7 @@ def test_bytes_and_blocks() -> None:
     assert plan.weight_bytes == (134_515_008 + 49_152 * 576) * 4  # the tied embedding is kept twice
 
 
-@pytest.mark.parametrize(("tokens", "requests"), [(1, 135), (16, 135), (17, 67), (2160, 1), (2161, 0)])
+@pytest.mark.parametrize(("tokens", "requests"), [(1, 135), (17, 135), (18, 67), (2160, 1), (2161, 0)])
 def test_concurrency_counts_in_blocks(tokens: int, requests: int) -> None:
     assert plan_capacity(SMOLLM2, block_size=16, kv_bytes=100_000_000).concurrency(tokens) == requests
 

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 from class_simulation import ClassSimulation, Outcome
+from engine_lab import Lab
 
 from orchestra.localengine import EngineConfig
 from orchestra.localengine.config import SchedulerName
 from orchestra.localengine.scheduling.cost import StepCost
 from orchestra.localengine.scheduling.step_plan import StepBudget
+from orchestra.localengine.settled_config import SettledConfig
+from orchestra.policies.traffic import TrafficClass
 
 ARRIVALS = 60
 
@@ -65,8 +69,20 @@ def test_other_schedulers_let_interactive_requests_wait_many_times_as_long(
 
 
 def test_who_is_behind_its_target_has_its_next_token_sooner():
-    config, cost = EngineConfig(tpot_target_ms=150.0), StepCost(base=0.02, error=0.0)
+    config, cost = SettledConfig.on_cpu(EngineConfig(tpot_target_ms=150.0)), StepCost(base=0.02, error=0.0)
     usual = StepBudget.of(config, cost)
-    assert StepBudget.of(config, cost, due=0.2) == usual, "a request that is early is no reason for long steps"
-    assert StepBudget.of(config, cost, due=0.1).tpot == pytest.approx(0.1)
-    assert StepBudget.of(config, cost, due=-1.0).tpot == pytest.approx(0.03), "what a step takes at least"
+    assert StepBudget.of(config, cost, due=0.2).tpot == usual.tpot, "one that is early is no reason for long steps"
+    assert StepBudget.of(config, cost, due=0.1).catch_up == pytest.approx(0.1)
+    assert StepBudget.of(config, cost, due=-1.0).catch_up == pytest.approx(0.03), "what a step takes at least"
+
+
+def test_only_bulk_pays_for_a_request_that_is_behind():
+    """Were the prompts of other people to wait as well, steps would do the less the more people there are."""
+    lab = Lab(tpot=0.2)
+    lab.budget = replace(lab.budget, catch_up=0.06)
+    behind = lab.add(TrafficClass.INTERACTIVE, 8, max_tokens=40)
+    lab.step()
+    bulk, person = lab.add(TrafficClass.BULK, 40), lab.add(TrafficClass.INTERACTIVE, 50)
+    assert lab.rows(lab.step()) == {behind.request_id: 1, person.request_id: 50}
+    lab.budget = replace(lab.budget, catch_up=0.2)
+    assert lab.rows(lab.step(), TrafficClass.BULK) == {bulk.request_id: 40}

@@ -38,6 +38,7 @@ async def test_a_seed_counts_whoever_else_has_one() -> None:
     assert len(unseeded) == 3
 
 
+@pytest.mark.lab_too
 async def test_a_seed_counts_after_displacement() -> None:
     """vllm #51226: what is drawn after a request was put off and computed again is what it would have been."""
     bench = TinyBench()

@@ -9,16 +9,15 @@ from random import Random
 
 import pytest
 import torch
+from devices import running_on
 from gpu_lab import FakeDevice, fake_kernels, on_device, weights_of
 from model_lab import GREEDY, GROUP_OF_THREE, GROUP_OF_TWO, prompt, row
-from token_lab import SMALL, SPEC, TinyBench, random_weights
+from token_lab import SMALL, TinyBench
 
-from orchestra.localengine.config import EngineConfig
 from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.gpu.runner import GpuRunner
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import SamplingParams
-from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.step import (
     PENDING,
     DrawExtras,
@@ -369,25 +368,6 @@ def test_it_closes_once_and_lets_go_of_all() -> None:
             use()
 
 
-class OnGpu(TinyBench):
-    """An engine whose tiny model runs on the fake device."""
-
-    def open_model(self, config: EngineConfig) -> LoadedModel:
-        model = super().open_model(config)
-        device = FakeDevice()
-        runner = GpuRunner(
-            SPEC,
-            on_device(random_weights()),
-            block_size=config.block_size,
-            step_tokens=config.step_tokens,
-            max_num_seqs=config.max_num_seqs,
-            num_blocks=self.blocks,
-            device=device,
-            kernels=fake_kernels(device),
-        )
-        return replace(model, runner=runner)
-
-
 async def test_an_engine_answers_alike_from_either() -> None:
     """With a shared beginning in the cache, and too few blocks for all at once."""
     texts = ["a common beginning, and then one", "a common beginning, and then another", "short", "x" * 30]
@@ -398,13 +378,17 @@ async def test_an_engine_answers_alike_from_either() -> None:
         SamplingParams(max_tokens=5, temperature=0, prompt_logprobs=1),
     ]
     told = []
-    for bench in (TinyBench(SMALL, blocks=24), OnGpu(SMALL, blocks=24)):
+    for where in ("cpu", "lab"):
+        bench = TinyBench(SMALL, blocks=24)
+        with running_on(where):
+            await bench.engine.start()
         async with bench.engine as engine:
             first = await engine.complete(texts[0], params[0])
             rest = await asyncio.gather(
                 *(engine.complete(text, own, traffic="bulk") for text, own in zip(texts, params, strict=True))
             )
             assert engine.stats()["finished"] == 5
+        assert hasattr(bench.runner, "submit") == (where == "lab")
         told.append([first, *rest])
     for cpu, gpu in zip(*told, strict=True):
         assert (gpu.text, gpu.token_ids, gpu.finish_reason) == (cpu.text, cpu.token_ids, cpu.finish_reason)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine_lab import Pause
-from token_lab import SMALL, TinyBench, tiny_words
+from token_lab import SMALL, TinyBench, tiny_scores, tiny_words
 
 from orchestra.localengine import EngineConfig, SamplingParams
 from orchestra.localengine.errors import ParameterError
@@ -160,12 +160,13 @@ async def test_prompt_logprobs_do_not_depend_on_how_the_prompt_is_cut(tokens: in
     ids = [*LONG.encode()]
     assert [one.bytes for one in told.prompt_logprobs] == [bytes([octet]) for octet in ids[1:]]
     assert [one.offset for one in told.prompt_logprobs] == list(range(1, len(ids)))
-    wanted = bench.runner.scores(bench.encode(LONG))
+    wanted = tiny_scores(bench.encode(LONG))
     for place, one in enumerate(told.prompt_logprobs, 1):
         assert one.logprob == pytest.approx(wanted[place - 1][one.token_id].item(), abs=1e-5)
         assert one.top[0].logprob == pytest.approx(wanted[place - 1].max().item(), abs=1e-5)
 
 
+@pytest.mark.lab_too
 async def test_prompt_logprobs_survive_displacement() -> None:
     params = SamplingParams(max_tokens=6, temperature=0, prompt_logprobs=0)
     alone = TinyBench()

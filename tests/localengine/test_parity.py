@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import model_runner
 from hub_gguf import make_gguf
 from hub_lab import VOCABULARY, make_folder, make_model, reference_logits
 from model_lab import poisoned
@@ -18,6 +19,7 @@ from transformers.initialization import no_init_weights
 
 from orchestra.kernels.linear import torch_cpu as linear_cpu
 from orchestra.localengine.execution.runner import Runner
+from orchestra.localengine.gpu.runner import GpuRunner
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import SamplingParams
 from orchestra.localengine.step import RowInput
@@ -69,10 +71,10 @@ class Case:
     model: PreTrainedModel
     folder: Path
 
-    def runner(self, spec: ModelSpec | None = None, path: Path | None = None) -> Runner:
+    def runner(self, spec: ModelSpec | None = None, path: Path | None = None) -> Runner | GpuRunner:
         """Ours, its cache full of NaN, so that nothing unwritten is ever read unseen."""
         files = load_model(path or self.folder)
-        return poisoned(Runner(spec or files.spec, files.weights, num_blocks=NUM_BLOCKS, block_size=BLOCK))
+        return poisoned(model_runner(spec or files.spec, files.weights, num_blocks=NUM_BLOCKS, block_size=BLOCK))
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +140,7 @@ def test_chunks_single_tokens_neighbours_and_a_shared_prefix(case: Case) -> None
         close(torch.cat(computed[i]), reference_logits(case.model, prompts[i])[first:])
 
 
+@pytest.mark.cpu_only("a GPU's products may differ in the last bits")
 @pytest.mark.skipif(not linear_cpu._onednn_works(), reason="only packed products are the same to the last bit")
 def test_neighbours_do_not_change_a_bit(case: Case) -> None:
     runner = case.runner()
@@ -152,7 +155,7 @@ def test_neighbours_do_not_change_a_bit(case: Case) -> None:
             assert torch.equal(logits, alone[i])
 
 
-def greedy(runner: Runner, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+def greedy(runner: Runner | GpuRunner, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     """``count`` tokens after each prompt, all in one batch, the prompts in chunks."""
     size = -(-max(len(p) + count for p in prompts) // BLOCK)
     tables = [range(i * size, (i + 1) * size) for i in range(len(prompts))]
@@ -239,7 +242,7 @@ def test_the_small_model_itself(model_files: ModelFiles) -> None:
     with no_init_weights():
         model = LlamaForCausalLM(config).eval()
     model.load_state_dict({**files.weights, **tied}, strict=True)
-    runner = poisoned(Runner(files.spec, dict(files.weights), num_blocks=NUM_BLOCKS, block_size=BLOCK))
+    runner = poisoned(model_runner(files.spec, dict(files.weights), num_blocks=NUM_BLOCKS, block_size=BLOCK))
     ids = files.tokenizer.encode("def fibonacci(n):\n    '''Return the", special=False)
     (logits,) = runner.logits([row(0, ids, 0, range(8))])
     close(logits, reference_logits(model, ids))

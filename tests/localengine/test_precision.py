@@ -49,6 +49,7 @@ def test_no_matrix_is_kept_in_float32_beside_it(spec: ModelSpec) -> None:
 
 
 @NEEDS_INT8
+@pytest.mark.cpu_only("int8 is for CPUs")
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 async def test_the_engine_answers_in_it(precision: Precision) -> None:
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)

@@ -6,20 +6,19 @@ Every block is filled with NaN when it is handed out, so that whatever is read b
 from __future__ import annotations
 
 import functools
-import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from devices import model_runner, poison
 from engine_lab import BULK, INTERACTIVE, Lab
-from token_lab import SPEC, TinyBench, random_weights
+from token_lab import SPEC, TinyBench, random_weights, tiny_scores
 from torch import Tensor
 
 from orchestra.localengine import SamplingParams
 from orchestra.localengine.errors import ParameterError
-from orchestra.localengine.execution.runner import Runner
 from orchestra.localengine.request import Completion
 from orchestra.localengine.step import RowInput, RowOutput
 
@@ -31,12 +30,12 @@ class LogitsRunner:
     """The tiny model for the lab: greedy draws. It keeps the logits of every request, by position."""
 
     def __init__(self, blocks: int) -> None:
-        self._runner = Runner(SPEC, random_weights(), num_blocks=blocks, block_size=SIZE, threads=1)
+        self._runner = model_runner(SPEC, random_weights(), num_blocks=blocks, block_size=SIZE, threads=1)
         self.logits: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self.poison(range(blocks))
 
     def poison(self, blocks: Sequence[int]) -> None:
-        self._runner._pools[:, list(blocks)] = math.nan
+        poison(self._runner, blocks)
 
     def run(self, rows: Sequence[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
         outputs = []
@@ -91,6 +90,7 @@ def test_cold_and_warm_logits_are_the_same_for_every_length(length: int):
     assert bench.outputs[0] == bench.outputs[1]
 
 
+@pytest.mark.lab_too
 @pytest.mark.parametrize("chunk", [3, 4, 7, 64])
 def test_a_hit_in_the_middle_of_a_prompt_of_whatever_chunks(chunk: int):
     bench = lab(40, tokens=chunk, slots=3)
@@ -132,6 +132,7 @@ def test_a_storm_in_a_full_pool_says_what_each_would_say_alone(seed: int):
 PROMPT = "What is asked of a prompt must be computed."
 
 
+@pytest.mark.lab_too
 async def test_prompt_logprobs_are_the_same_cold_and_warm():
     """vllm-project/vllm#3251, #8268, #13105, #42245: with a hit they crashed, or were another request's memory."""
     bench = TinyBench()
@@ -144,7 +145,7 @@ async def test_prompt_logprobs_are_the_same_cold_and_warm():
     assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, 0), "all of it is needed"
     assert cold.token_ids == plain.token_ids == warm.token_ids
     assert_same_scores(cold, warm)
-    scores = bench.runner.scores(bench.encode(PROMPT))
+    scores = tiny_scores(bench.encode(PROMPT))
     told = [token.logprob for token in cold.prompt_logprobs or ()]
     expected = [scores[place, token].item() for place, token in enumerate(bench.encode(PROMPT)[1:])]
     assert told == pytest.approx(expected, abs=1e-4)

@@ -18,6 +18,7 @@ from orchestra.localengine.quality.comparison import answers_of
 from orchestra.localengine.quality.measurement import measure_model
 
 VOCABULARY = 8
+MEASURED = pytest.mark.cpu_only("only a CPU's runner is measured")
 
 
 def bigrams(seed: int, mix: float = 0.0) -> Any:
@@ -73,6 +74,7 @@ def test_another_model_is_judged_as_by_hand() -> None:
     assert 0 <= quality.same_output < 6
 
 
+@MEASURED
 def test_float32_is_timed_and_not_judged() -> None:
     bench, said = TinyBench(blocks=600), []
     found = measure_model(bench.open_model, EngineConfig(block_size=4), said.append)
@@ -86,6 +88,7 @@ def test_float32_is_timed_and_not_judged() -> None:
         bench.runner.logits([])
 
 
+@MEASURED
 @pytest.mark.skipif(int8_fault() is not None, reason=str(int8_fault()))
 def test_int8_is_held_against_float32() -> None:
     bench, said = TinyBench(blocks=300), []
@@ -101,6 +104,7 @@ def test_int8_is_held_against_float32() -> None:
     assert len(said) == 5
 
 
+@MEASURED
 def test_with_little_cache_fewer_requests_are_timed_at_once() -> None:
     bench = TinyBench(blocks=40)
     assert list(measure_model(bench.open_model, EngineConfig(block_size=4)).decode_seconds) == [1]

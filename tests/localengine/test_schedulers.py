@@ -15,6 +15,7 @@ from orchestra.localengine.scheduling.classes import ClassLimits
 from orchestra.localengine.scheduling.cost import StepCost
 from orchestra.localengine.scheduling.schedulers import SCHEDULERS
 from orchestra.localengine.scheduling.step_plan import Hold
+from orchestra.localengine.settled_config import SettledConfig
 
 OTHERS = ["priority", "fcfs", "static"]
 # round numbers: a step costs 10, a prefill token 1, a decode row 2
@@ -205,12 +206,12 @@ def test_prompts_of_a_static_batch_beyond_the_steps_tokens_come_in_the_next_step
 
 def test_only_the_scheduler_of_classes_keeps_anything_apart():
     options = {"max_num_seqs": 8, "interactive_slots": 2, "bulk_min_share": 0.1}
-    classes = ClassLimits.of(EngineConfig(**options), 100)
+    classes = ClassLimits.of(SettledConfig.on_cpu(EngineConfig(**options)), 100)
     assert (classes.slots(BULK), classes.blocks(BULK), classes.bulk_min_share) == (6, 75, 0.1)
-    half = ClassLimits.of(EngineConfig(**options, interactive_cache=0.5), 100)
+    half = ClassLimits.of(SettledConfig.on_cpu(EngineConfig(**options, interactive_cache=0.5)), 100)
     assert (half.slots(BULK), half.blocks(BULK)) == (6, 50)
     for scheduler in OTHERS:
-        limits = ClassLimits.of(EngineConfig(**options, scheduler=scheduler), 100)
+        limits = ClassLimits.of(SettledConfig.on_cpu(EngineConfig(**options, scheduler=scheduler)), 100)
         assert (limits.slots(BULK), limits.blocks(BULK), limits.bulk_min_share) == (8, 100, 0)
 
 

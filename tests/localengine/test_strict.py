@@ -28,6 +28,8 @@ from orchestra.localengine.precision import Precision
 from orchestra.localengine.request import Completion
 from orchestra.localengine.weights.files import ModelFiles
 
+pytestmark = pytest.mark.cpu_only("strict is for CPUs")
+
 GEMMA = replace(
     GROUP_OF_TWO,
     sliding_window=24,

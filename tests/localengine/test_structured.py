@@ -109,6 +109,7 @@ async def test_a_cut_output_says_length() -> None:
     assert (cut.finish_reason, len(cut.token_ids)) == ("length", 4)
 
 
+@pytest.mark.lab_too
 async def test_several_completions_are_each_held_to_the_form() -> None:
     async with TinyBench().engine as engine:
         params = SamplingParams(n=4, seed=3, max_tokens=60, structure=FORMS[3])
@@ -118,6 +119,7 @@ async def test_several_completions_are_each_held_to_the_form() -> None:
     assert len({one.text for one in [whole, *whole.others]}) > 1
 
 
+@pytest.mark.lab_too
 async def test_logprobs_of_a_form_are_the_models_own_or_those_drawn_by() -> None:
     async with TinyBench().engine as engine:
         options: dict[str, Any] = {

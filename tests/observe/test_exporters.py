@@ -359,8 +359,8 @@ async def test_engines_are_heard_whenever_they_are_opened():
 
 def test_a_library_that_is_missing_is_named_at_once(monkeypatch):
     monkeypatch.setattr(windows.importlib.util, "find_spec", lambda name: None)
-    for setting, extra in (({"prometheus": 9464}, "prometheus"), ({"otel": True}, "otel")):
-        with pytest.raises(ConfigError, match=rf"pip install 'orchestra-llm\[{extra}\]'"):
+    for setting, library in (({"prometheus": 9464}, "prometheus-client"), ({"otel": True}, "opentelemetry-api")):
+        with pytest.raises(ConfigError, match=rf"pip install '{library}>="):
             Orchestra.from_config({"metrics": setting})
     Orchestra.from_config({"metrics": {"otel": False}})
 

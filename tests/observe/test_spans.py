@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from told_calls import KINDS, Teller, calls
 
+from orchestra.observe.call_log import CallLog
+from orchestra.observe.measuring import Measuring
 from orchestra.observe.spans import span_of
 from orchestra.policies.traffic import TrafficClass
 
@@ -83,6 +86,29 @@ def test_a_call_that_got_nowhere_began_when_it_did():
     assert (span.start, span.end, span.error) == (43.0, 51.0, "no route is ready")
 
 
+def test_a_batch_of_a_job_is_a_span_of_its_own_and_no_call():
+    told = Teller(TrafficClass.BULK, job="nightly", call="batch-1")
+    brought = told("batch_ended", lines=1000, answered=990, waited=10.0, duration=50.0)
+    refused = told("batch_ended", lines=5, answered=0, duration=4.0, reason="given up")
+    log, measuring = CallLog(), Measuring(KINDS)
+    for event in (brought, refused):
+        whole = log.add(event)
+        assert whole is not None
+        assert [*measuring.event(event), *measuring.whole(whole.events)] == []
+    assert len(log) == 0
+    span = span_of([brought], KINDS)
+    assert (span.name, span.end - span.start, span.error) == ("batch chat m1", 60.0, "")
+    assert (span.attributes["orchestra.lines"], span.attributes["orchestra.answered"]) == (1000, 990)
+    assert span.attributes["orchestra.job"] == "nightly"
+    assert [(one.name, one.end - one.start) for one in span.children] == [
+        ("queue", 10.0),
+        ("request main/m1", 50.0),
+    ]
+    span = span_of([refused], KINDS)
+    assert (span.end - span.start, span.error) == (4.0, "given up")
+    assert [(one.name, one.error) for one in span.children] == [("queue", "given up")]
+
+
 def test_a_refused_and_a_cancelled_wait_are_errors_of_the_queue():
     for kind, error in (("refused", "QueueFull"), ("interrupted", "cancelled")):
         tell = Teller()
@@ -93,19 +119,20 @@ def test_a_refused_and_a_cancelled_wait_are_errors_of_the_queue():
         assert (queue.name, queue.end - queue.start, queue.error) == ("queue", 1.0, error)
 
 
-def test_a_hedge_that_lost_is_no_error():
+@pytest.mark.parametrize(("status", "error"), [(None, ""), (500, "500")])
+def test_a_hedge_that_lost_is_no_error_unless_it_failed(status, error):
     tell = Teller()
     events = [
         tell("queued", attempt=1),
         tell("sent", attempt=1),
         tell("hedged", attempt=2, duration=0.5),
         tell("sent", attempt=2),
-        tell("interrupted", attempt=1, reason="outrun"),
+        tell("interrupted", attempt=1, reason="outrun", status=status),
         tell("settled", attempt=2, status=200),
     ]
     span = span_of(events, KINDS)
     assert [(one.name, one.start, one.end, one.error) for one in span.children if one.name != "queue"] == [
-        ("request main/m1", 102.0, 105.0, ""),
+        ("request main/m1", 102.0, 105.0, error),
         ("request main/m1", 103.0, 106.0, ""),
     ]
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from orchestra.policies.batch_failure import AfterFailure, Recourse, after_failure, given_up_at, is_gone
+from orchestra.policies.batch_failure import (
+    AfterFailure,
+    Recourse,
+    after_failure,
+    after_refusal,
+    given_up_at,
+    is_gone,
+    is_meant,
+)
 from orchestra.policies.diversion import BatchOutlet
 
 HOUR = 3600.0
@@ -43,6 +51,15 @@ def test_a_wrong_file_is_no_lines_error_and_is_not_sent_again(code):
     assert after_failure(code) == AfterFailure(Recourse.RELEASE, DAY, counts=True)
 
 
+@pytest.mark.parametrize(
+    ("forbidden", "of_line", "shut_for"),
+    [(True, False, DAY), (True, True, DAY), (False, False, 600.0), (False, True, 0.0)],
+)
+def test_a_refusal_lets_the_lines_go_and_shuts_what_refused_more_than_one(forbidden, of_line, shut_for):
+    after = after_refusal(forbidden=forbidden, of_line=of_line)
+    assert after == AfterFailure(Recourse.RELEASE, shut_for, counts=True)
+
+
 @pytest.mark.parametrize("code", ["server_error", "internal_error", "", "a word of next year"])
 def test_what_nobody_knows_releases_the_lines(code):
     assert after_failure(code) == AfterFailure(Recourse.RELEASE, 600.0, counts=True)
@@ -52,6 +69,12 @@ def test_a_batch_is_gone_when_it_was_missed_often_and_for_long():
     assert not is_gone(1, HOUR)
     assert not is_gone(100, 10.0)
     assert is_gone(5, 120.0)
+
+
+def test_a_key_has_no_right_where_it_was_refused_often_and_for_long():
+    assert not is_meant(1, HOUR)
+    assert not is_meant(100, 10.0)
+    assert is_meant(3, 60.0)
 
 
 @pytest.mark.parametrize(

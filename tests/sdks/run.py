@@ -1,7 +1,7 @@
-"""Every SDK over our transport, each in an environment of its own, then servers that nobody here wrote.
+"""Every SDK over our transport, each in an environment of its own, then servers and a collector that are others'.
 
 ``run.py [NAME ...]``, or all of them. Prints a table of SDKs and behaviours (`probe` says what each is), then what
-the servers did. Ends with 1 where anything went wrong. Environments are made below the user's cache, once.
+the others did. Ends with 1 where anything went wrong. Environments are made below the user's cache, once.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ def try_sdks(rows: Sequence[Row], *, trace: bool) -> list[str]:
 
 
 def main() -> int:
+    from collector import NAME as COLLECTOR
+    from collector import try_collector
     from real_server import SERVERS, try_server
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -147,6 +149,8 @@ def main() -> int:
     for server in SERVERS:
         if chosen(server.name):
             wrong += try_server(server)
+    if chosen(COLLECTOR):
+        wrong += try_collector()
     print("", *wrong or ["All was well."], sep="\n")
     return 1 if wrong else 0
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import anyio
 
 from orchestra.bench.load.arrivals import Arrivals
-from orchestra.bench.load.lengths import Lengths
 from orchestra.bench.load.target import Answer
 from orchestra.bench.load.workload import Mix, Request, Shape
 from orchestra.bench.results.figures import RateFigures, Window, figures_of
 from orchestra.bench.results.measurement import Ended, Measurement
 from orchestra.bench.results.slo import Slo
+from orchestra.lengths import Lengths
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["BUSY", "Listed", "QueueTarget", "measured", "mix", "point"]

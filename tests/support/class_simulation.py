@@ -23,6 +23,7 @@ from orchestra.localengine.scheduling.schedulers import SCHEDULERS
 from orchestra.localengine.scheduling.sequence import Sequence
 from orchestra.localengine.scheduling.state import SchedulerState
 from orchestra.localengine.scheduling.step_plan import StepBudget, StepPlan
+from orchestra.localengine.settled_config import SettledConfig
 from orchestra.localengine.step import RowOutput
 from orchestra.policies.traffic import TrafficClass
 
@@ -56,9 +57,9 @@ class ClassSimulation:
     def __init__(
         self, config: EngineConfig, *, arrivals: int, bulk: int, seed: int = 0, abandons: bool = True
     ) -> None:
-        self._config = config
+        self._config = SettledConfig.on_cpu(config)
         self._abandons = abandons and config.scheduler == "classes"
-        self._state = SchedulerState(ClassLimits.of(config, 700), BlockPool(700, config.block_size))
+        self._state = SchedulerState(ClassLimits.of(self._config, 700), BlockPool(700, config.block_size))
         self._cost = CostModel()
         self._rule = Abandonment(lambda: self._next_arrival() <= self._now, lambda: self._now)
         self._now = 0.0

@@ -24,6 +24,7 @@ from virtual_time import EPOCH, VirtualLoop
 from orchestra.batches import BatchDesk
 from orchestra.budget import Budget
 from orchestra.call import Body, Call, Headers
+from orchestra.clock import Clock
 from orchestra.config import parse_config
 from orchestra.dispatch import Dispatcher
 from orchestra.errors import ConnectionFailed
@@ -251,8 +252,7 @@ def settings(
 async def provided(**options: Any) -> AsyncIterator[ScriptedProvider]:
     """A provider in virtual time, whose answers echo their questions."""
     loop = asyncio.get_running_loop()
-    provider = ScriptedProvider(**{"text": last_message, "clock": loop.time, **options})
-    provider._desk.epoch = EPOCH
+    provider = ScriptedProvider(**{"text": last_message, "clock": loop.time, "epoch": EPOCH, **options})
     provider.started_at = loop.time()
     provider._limiter.start(provider.started_at)
     with (
@@ -271,18 +271,21 @@ async def over(
     assert isinstance(loop, VirtualLoop)
     parsed = parse_config(dict(config))
     wire = wire or MemoryWire(provider)
-    budget = Budget(parsed.traffic, clock=loop.time, call_at=lambda when, ring: void(loop.call_at(when, ring)))
+    budget = Budget(parsed.traffic, clock=loop.time, call_at=loop.ring_at)
     dispatcher = Dispatcher(parsed, budget=budget, wire=wire, clock=loop.time, wall=loop.wall)
     desk = BatchDesk(budget=budget, wire=wire, routing=dispatcher.targets, wall=loop.wall)
-    manager = JobManager(parsed.bulk.store, dispatcher.send, desk=desk, price=dispatcher.price)
+    manager = JobManager(
+        parsed.bulk.store,
+        dispatcher.send,
+        desk=desk,
+        price=dispatcher.price,
+        clock=Clock(loop.time, loop.wall),
+        events=dispatcher.events,
+    )
     try:
         yield DiversionLab(provider, wire, dispatcher, budget, desk, manager)
     finally:
         await manager.aclose()
-
-
-def void(_: object) -> None:
-    return None
 
 
 @asynccontextmanager
@@ -353,6 +356,7 @@ async def awaiting(provider: ScriptedProvider, config: Mapping[str, Any]) -> Asy
             send=lab.dispatcher.send,
             price=lab.dispatcher.price,
             tell=lab.dispatcher.tell,
+            clock=lab.now,
         )
         try:
             yield AwaitLab(lab, parking)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from devices import begins_by
+
 from orchestra.localengine.config import EngineConfig, SchedulerName
 from orchestra.localengine.engine import LocalEngine
 from orchestra.localengine.request import SamplingParams
@@ -373,15 +375,15 @@ class Pause:
 
     def __init__(self, runner: Any, when: Callable[[], object]) -> None:
         self.reached, self.over = threading.Event(), threading.Event()
-        run = runner.run
+        begin = getattr(runner, begins_by(runner))
 
         def held(*args: Any) -> Any:
             if not self.over.is_set() and when():
                 self.reached.set()
                 assert self.over.wait(50)
-            return run(*args)
+            return begin(*args)
 
-        runner.run = held
+        setattr(runner, begins_by(runner), held)
 
 
 class Bench:

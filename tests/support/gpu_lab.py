@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 from orchestra.kernels import sampling
 from orchestra.kernels.activation import gelu_tanh_mul, silu_mul
+from orchestra.kernels.kv_pool import FLOAT8, head_dim_of, unpacked, write_slots
 from orchestra.kernels.norm import add_rms_norm, rms_norm
 from orchestra.kernels.rope_kv import rope_kv
 from orchestra.localengine.gpu.kernels import GpuKernels
@@ -182,7 +182,7 @@ class FakeDevice:
 
     def made(self, done: Any, *given: Any) -> Any:
         """What a launch has returned, on the device. A recorded step has memory of its own for what is new."""
-        places = {_place(x) for x in tree_flatten(given)[0] if isinstance(x, OnDevice)}
+        places = {_place(x) for x in _leaves(given) if isinstance(x, OnDevice)}
 
         def wrapped(x: Any) -> Any:
             if not isinstance(x, Tensor):
@@ -192,11 +192,11 @@ class FakeDevice:
                 self._made.add(_place(result))
             return result
 
-        return tree_map(wrapped, done)
+        return _mapped(wrapped, done)
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        flat, _ = tree_flatten((args, kwargs))
+        flat = list(_leaves((args, kwargs)))
         there = [x for x in flat if isinstance(x, OnDevice)]
         here = [x for x in flat if isinstance(x, Tensor) and not isinstance(x, OnDevice)]
         target = next((x for x in flat if isinstance(x, torch.device)), None)
@@ -219,9 +219,11 @@ class FakeDevice:
             assert not strange, f"{name} of tensors on the device and the host: {strange}"
         self.launch(name, there, [x for x in flat if not isinstance(x, Tensor)])
         cpu = torch.device("cpu")
-        on_cpu, how = tree_map(lambda x: cpu if isinstance(x, torch.device) else _held(x), (args, kwargs))
+        on_cpu, how = _mapped(lambda x: cpu if isinstance(x, torch.device) else _held(x), (args, kwargs))
         done = func(*on_cpu, **how)
-        return done if target is not None and not to_device else self.made(done, args, kwargs)
+        if target is not None and not to_device:
+            return done.clone()  # what has come to the host is not what is on the device, and stays as it is
+        return self.made(done, args, kwargs)
 
     def _arrives(self, source: Tensor) -> None:
         assert self._recording is None, "nothing comes from the host while a step is recorded"
@@ -252,6 +254,23 @@ def _held(x: Any) -> Any:
     return x.held if isinstance(x, OnDevice) else x
 
 
+def _leaves(x: Any) -> Iterator[Any]:
+    """All that tuples, lists and dicts hold. torch's own walk takes several times as long as what it leads to."""
+    if isinstance(x, tuple | list | dict):
+        for one in x.values() if isinstance(x, dict) else x:
+            yield from _leaves(one)
+    else:
+        yield x
+
+
+def _mapped(change: Callable[[Any], Any], x: Any) -> Any:
+    if isinstance(x, dict):
+        return {name: _mapped(change, one) for name, one in x.items()}
+    if isinstance(x, tuple | list):
+        return type(x)([_mapped(change, one) for one in x])
+    return change(x)
+
+
 class _Plan:
     """Rows of one query each: the blocks of each, how many positions it sees, and the window."""
 
@@ -263,14 +282,13 @@ class _Plan:
         self._device = device
 
     def fill(self, block_tables: Sequence[Any], lengths: Sequence[int]) -> None:
-        self.lengths.held.zero_()
-        for own, table, length, place in zip(
-            self.tables.held, block_tables, lengths, range(len(lengths)), strict=False
-        ):
-            assert place < len(self.lengths)
-            own.fill_(10**6)  # beyond its blocks a row has none
-            own[: len(table)] = torch.tensor(list(table))
-            self.lengths.held[place] = length
+        assert len(lengths) <= len(self.lengths)
+        with torch._C._DisableTorchDispatch():
+            self.lengths.held.zero_()
+            self.lengths.held[: len(lengths)] = torch.tensor(lengths)
+            self.tables.held[: len(lengths)] = 10**6  # beyond its blocks a row has none
+            for own, table in zip(self.tables.held, block_tables, strict=False):
+                own[: len(table)] = torch.as_tensor(table)
 
 
 def fake_kernels(device: FakeDevice) -> GpuKernels:
@@ -278,12 +296,12 @@ def fake_kernels(device: FakeDevice) -> GpuKernels:
 
     def kernel(function: Callable[..., Any], *, host: frozenset[str] = frozenset()) -> Callable[..., Any]:
         def launched(*args: Any, **kwargs: Any) -> Any:
-            flat, _ = tree_flatten((args, {n: v for n, v in kwargs.items() if n not in host}))
+            flat = list(_leaves((args, {n: v for n, v in kwargs.items() if n not in host})))
             tensors = [x for x in flat if isinstance(x, Tensor)]
             assert all(isinstance(x, OnDevice) for x in tensors), f"{function.__name__} is given the host's"
             device.launch(function.__name__, tensors, [x for x in flat if isinstance(x, int | float)])
             with torch._C._DisableTorchDispatch():
-                done = function(*tree_map(_held, args), **tree_map(_held, kwargs))
+                done = function(*_mapped(_held, args), **_mapped(_held, kwargs))
                 return device.made(done, args, kwargs)
 
         return launched
@@ -296,21 +314,27 @@ def fake_kernels(device: FakeDevice) -> GpuKernels:
         if plan.window is not None:
             seen &= position >= lengths[:, None] - plan.window
         block = torch.where(seen, tables[:, position // size], 0)
+        if pool.dtype == FLOAT8:
+            used, block = torch.unique(block, return_inverse=True)
+            pool = unpacked(pool.view(torch.uint8)[used].view(FLOAT8))
         both = pool[block, :, position % size]  # [rows, positions, kv_heads, 2 * head_dim]
-        both = torch.where(seen[:, :, None, None], both, 0.0).repeat_interleave(q.shape[1] // kv_heads, dim=2)
-        scores = torch.einsum("rhd,rphd->rhp", q, both[..., :head_dim]) * scale
+        both = torch.where(seen[:, :, None, None], both, 0.0)
+        by_group = q.unflatten(1, (kv_heads, -1))
+        scores = torch.einsum("rkgd,rpkd->rkgp", by_group, both[..., :head_dim]) * scale
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-        weights = torch.softmax(scores.masked_fill(~seen[:, None], -math.inf), dim=-1)
-        return torch.einsum("rhp,rphd->rhd", weights, both[..., head_dim:])
+        weights = torch.softmax(scores.masked_fill(~seen[:, None, None], -math.inf), dim=-1)
+        return torch.einsum("rkgp,rpkd->rkgd", weights, both[..., head_dim:]).flatten(1, 2)
 
     def rope(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pool: Tensor, **norm: Any) -> Tensor:
         tokens, kv_heads = slots.shape
-        own = torch.zeros(1, kv_heads, tokens, pool.shape[3])
+        head_dim = head_dim_of(pool)
+        own = torch.zeros(1, kv_heads, tokens, 2 * head_dim)
         queries = rope_kv(
             qkv, cos, sin, torch.arange(kv_heads) * tokens + torch.arange(tokens)[:, None], own, **norm
         )
         written = slots.flatten() >= 0  # -1 writes nothing
-        pool.view(-1, pool.shape[3])[slots.flatten()[written]] = own[0].transpose(0, 1).flatten(0, 1)[written]
+        both = own[0].transpose(0, 1).flatten(0, 1)[written]
+        write_slots(pool, slots.flatten()[written], both[:, :head_dim], both[:, head_dim:])
         return queries
 
     def sample(logits: Tensor, temperature: Tensor, **how: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 
 import torch
+from devices import poison
 from torch import Tensor
 
 from orchestra.localengine.execution.runner import Runner
+from orchestra.localengine.gpu.runner import GpuRunner
 from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import SamplingParams
 from orchestra.localengine.step import RowInput
@@ -85,9 +87,9 @@ def row(
     return RowInput(request_id, 0, token_ids, start, block_table, sampling, noise_key)
 
 
-def poisoned(runner: Runner) -> Runner:
+def poisoned(runner: Runner | GpuRunner) -> Runner | GpuRunner:
     """The runner, with NaN in every block that nobody has written."""
-    runner._pools.fill_(float("nan"))
+    poison(runner)
     return runner
 
 

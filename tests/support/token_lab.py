@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from devices import begins_by, model_runner
 from torch import Tensor
 
 from orchestra.localengine.config import EngineConfig
@@ -16,7 +18,8 @@ from orchestra.localengine.models.spec import ModelSpec
 from orchestra.localengine.request import Delta
 from orchestra.localengine.service.loading import LoadedModel
 from orchestra.localengine.service.stream import DeltaStream
-from orchestra.localengine.step import RowInput, RowOutput
+from orchestra.localengine.settled_config import SettledConfig
+from orchestra.localengine.step import RowInput
 from orchestra.localengine.text.structure import StructureCompiler
 from orchestra.localengine.text.tools import ToolSyntax, tool_syntax
 
@@ -91,32 +94,38 @@ def random_weights(seed: int = 0) -> dict[str, Tensor]:
     return weights
 
 
-class CountingRunner(Runner):
-    """Counts its steps, and the tokens that it computed."""
+def tiny_scores(token_ids: list[int]) -> Tensor:
+    """The log-probabilities of what follows each token, by a model of its own: [tokens, vocab]."""
+    other = Runner(SPEC, random_weights(), num_blocks=64, block_size=16)
+    row = RowInput(0, 0, token_ids, 0, list(range(-(-len(token_ids) // 16))), None, 0)
+    return other.logits([row])[0].log_softmax(-1)
 
-    def __init__(self, blocks: int, config: EngineConfig) -> None:
-        super().__init__(
-            SPEC,
-            random_weights(),
-            num_blocks=blocks,
-            block_size=config.block_size,
-            threads=1,
-            precision=config.precision,
-            strict=config.strict,
-        )
-        self.steps = self.tokens = 0
 
-    def run(self, rows: Sequence[RowInput], abandon: Callable[[], bool] | None = None) -> list[RowOutput]:
-        outputs = super().run(rows, abandon)
-        self.steps += 1
-        self.tokens += sum(len(row.token_ids) for row in rows)
-        return outputs
+def counting_runner(blocks: int, config: EngineConfig) -> Any:
+    """The tiny model's runner, which counts its ``steps``, and the ``tokens`` that it computed."""
+    settled = SettledConfig.on_cpu(config)
+    runner: Any = model_runner(
+        SPEC,
+        random_weights(),
+        num_blocks=blocks,
+        block_size=settled.block_size,
+        step_tokens=settled.step_tokens,
+        max_num_seqs=settled.max_num_seqs,
+        threads=1,
+        precision="float32" if settled.precision == "auto" else settled.precision,
+        strict=settled.strict,
+    )
+    runner.steps = runner.tokens = 0
+    begin = getattr(runner, begins_by(runner))
 
-    def scores(self, token_ids: list[int]) -> Tensor:
-        """The log-probabilities of what follows each token, by a model of its own: [tokens, vocab]."""
-        other = Runner(SPEC, random_weights(), num_blocks=64, block_size=16)
-        row = RowInput(0, 0, token_ids, 0, list(range(-(-len(token_ids) // 16))), None, 0)
-        return other.logits([row])[0].log_softmax(-1)
+    def counted(rows: Sequence[RowInput], abandon: Callable[[], bool] | None = None) -> Any:
+        begun = begin(rows, abandon)
+        runner.steps += 1
+        runner.tokens += sum(len(row.token_ids) for row in rows)
+        return begun
+
+    setattr(runner, begins_by(runner), counted)
+    return runner
 
 
 class TinyBench:
@@ -124,19 +133,19 @@ class TinyBench:
 
     def __init__(self, config: EngineConfig = SMALL, *, blocks: int = 64, template: str = "") -> None:
         self.config, self.blocks = config, blocks
-        self.runners: list[CountingRunner] = []
+        self.runners: list[Any] = []
         self.syntax: ToolSyntax = tool_syntax(template, lambda text: [text])
         self.engine = LocalEngine(self.open_model, config)
 
     @property
-    def runner(self) -> CountingRunner:
+    def runner(self) -> Any:
         return self.runners[-1]
 
     def encode(self, text: str) -> list[int]:
         return TinyTokenizer().encode_prompt(text)
 
     def open_model(self, config: EngineConfig) -> LoadedModel:
-        self.runners.append(CountingRunner(self.blocks, config))
+        self.runners.append(counting_runner(self.blocks, config))
         tokenizer = TinyTokenizer()
         return LoadedModel(
             name="tiny",

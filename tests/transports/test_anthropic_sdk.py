@@ -204,7 +204,7 @@ async def test_our_own_errors_are_typed_too():
         ScriptedProvider(default=slow) as provider,
         sdk(settings({"one": provider}), max_retries=5) as (client, _),
     ):
-        with interactive(timeout=1), pytest.raises(anthropic.RateLimitError, match=r"timeout of 1\.0s"):
+        with interactive(timeout=1), pytest.raises(anthropic.APITimeoutError, match=r"timeout of 1\.0s"):
             await client.messages.create(**ASK)
         assert len(provider.log) == 1
 

@@ -110,14 +110,12 @@ async def test_a_body_that_is_no_json_object_is_still_a_call(body: bytes):
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (errors.AdmissionTimeout("late"), 429, "orchestra_deadline"),
+        (errors.AdmissionTimeout("late", timed_out=False), 429, "orchestra_deadline"),
         (errors.QueueFull("full"), 429, "orchestra_queue_full"),
         (errors.BudgetExceeded("never"), 429, "orchestra_budget_exceeded"),
         (errors.UnknownModelError("who", param="model"), 404, "model_not_found"),
         (errors.InputError("bad", param="messages"), 400, "orchestra_invalid_request"),
         (errors.InputError("long", code="context_length_exceeded"), 400, "context_length_exceeded"),
-        (errors.CallTimeout("slow"), 504, "orchestra_timeout"),
-        (errors.DeadlineExceeded("late"), 429, "orchestra_deadline"),
         (errors.AllRoutesFailed("none"), 503, "orchestra_no_route_answered"),
         (errors.LocalEngineError("no memory"), 503, "orchestra_local_engine"),
         (errors.ConfigError("no key"), 500, "orchestra_config"),

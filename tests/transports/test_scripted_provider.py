@@ -17,6 +17,7 @@ from dispatch_lab import eventually
 from holding_provider import HoldingProvider
 
 from orchestra.testing import Limits, Reply, ScriptedProvider, StreamScript
+from orchestra.testing.__main__ import read_options
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -126,6 +127,27 @@ async def test_every_hit_tells_its_connection_query_and_hash():
         assert first.connection == second.connection != other.connection
         assert (first.query, first.size) == ({"a": "b"}, 0)
         assert other.body_hash == hashlib.sha256(other.body).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--requests-per-minute", "-3", "must be a number above 0, not '-3'"),
+        ("--max-concurrency", "1.5", "must be a whole number of 1 or more"),
+        ("--batch-end", "foo", "must be completed, expired, cancelled, failed, never or other:WORD, not 'foo'"),
+        ("--lost-uploads", "nan", "must be a share from 0 to 1"),
+        ("--port", "99999", "must be a port"),
+    ],
+)
+def test_a_wrong_option_is_refused(capsys: pytest.CaptureFixture[str], option: str, value: str, told: str):
+    with pytest.raises(SystemExit):
+        read_options([option, value])
+    assert f"{option}: {told}" in capsys.readouterr().err
+
+
+def test_a_batch_may_end_as_no_client_knows():
+    assert read_options(["--batch-end", "other:paused", "--batch-answered", "0"]).batch_end == "paused"
+    assert read_options(["--batch-end", "never"]).batch_end is None
 
 
 def test_it_serves_batches_from_a_process_of_its_own():

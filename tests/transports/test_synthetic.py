@@ -19,15 +19,18 @@ INVALID = ("invalid_request_error", "invalid_request_error", "INVALID_ARGUMENT")
 LATE = ("server_error", "timeout_error", "DEADLINE_EXCEEDED")
 BUSY = ("service_unavailable_error", "overloaded_error", "UNAVAILABLE")
 INTERNAL = ("server_error", "api_error", "INTERNAL")
+SLOW = errors.ConnectionFailed("no answer", sent=True, timed_out=True)
 ALL: list[tuple[errors.OrchestraError, int, str, tuple[str, str, str]]] = [
-    (errors.AdmissionTimeout("late"), 429, "orchestra_deadline", LIMITED),
-    (errors.DeadlineExceeded("late"), 429, "orchestra_deadline", LIMITED),
+    (errors.AdmissionTimeout("too long", timed_out=False), 429, "orchestra_deadline", LIMITED),
+    (errors.AdmissionTimeout("late"), 504, "orchestra_deadline", LATE),
+    (errors.DeadlineExceeded("late"), 504, "orchestra_deadline", LATE),
     (errors.QueueFull("full"), 429, "orchestra_queue_full", LIMITED),
     (errors.PriceUnknown("usd"), 429, "orchestra_budget_exceeded", LIMITED),
     (errors.UnknownModelError("who"), 404, "model_not_found", UNKNOWN),
     (errors.InputError("bad"), 400, "orchestra_invalid_request", INVALID),
     (errors.CallTimeout("slow"), 504, "orchestra_timeout", LATE),
     (errors.AllRoutesFailed("none"), 503, "orchestra_no_route_answered", BUSY),
+    (errors.AllRoutesFailed("none", attempts=[("a/b", SLOW)]), 504, "orchestra_no_route_answered", LATE),
     (errors.LocalEngineError("ill"), 503, "orchestra_local_engine", BUSY),
     (errors.ConfigError("no key"), 500, "orchestra_config", INTERNAL),
 ]

@@ -30,6 +30,15 @@ async def whole(response: WireResponse) -> bytes:
     return b"".join([chunk async for chunk in response.body])
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_refused_connection_is_told_as_one(wire: HttpWire, host: str):
+    async with ScriptedProvider() as provider:
+        port = provider.origin.rpartition(":")[2]
+    with pytest.raises(ConnectionFailed, match=f"^connection to {host}:{port} refused$") as refused:
+        await wire.send("GET", f"http://{host}:{port}/v1?key=secret", (), b"", **BOUNDS)
+    assert not refused.value.sent
+
+
 async def test_a_compressed_body_is_decoded_once_and_its_headers_say_so(wire: HttpWire):
     packed = Reply(headers={"content-encoding": "gzip", "x-kept": "1"}, body=gzip.compress(b"hello" * 100))
     async with ScriptedProvider([packed]) as provider:

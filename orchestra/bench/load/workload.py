@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestra.bench.load.arrivals import Arrivals
-from orchestra.bench.load.lengths import Lengths
+from orchestra.lengths import Lengths
 from orchestra.policies.traffic import TrafficClass
 
 __all__ = ["Load", "Mix", "Request", "Shape"]

@@ -37,13 +37,20 @@ class Report:
         notes = []
         if self.interrupted:
             cut = [point for point in self.points if not point.whole]
+            calls = sum(one.unfinished for point in cut for one in point.classes.values())
             notes.append(
                 "Interrupted: these are the figures of what was measured until then."
                 + (f" What was cut short, {_rates(cut)}, does not count in the advice." if cut else "")
+                + (f" The {calls} calls that were cut with it are not counted as failed." if calls else "")
             )
         if self.counts_pieces:
             notes.append("The target tells no usage: each piece of a stream counts as one token, prompts as none.")
-        if filling := [point for point in self.points if point.filling]:
+        if silent := [point for point in self.points if point.silent and point.unjudged]:
+            notes.append(
+                f"At {_rates(silent)} no call had an end when nobody waited any longer, so whether the target "
+                "keeps up is not known. Raise --drain, or --seconds."
+            )
+        if filling := [point for point in self.points if point.filling and point not in silent]:
             unjudged = [point for point in filling if point.unjudged]
             notes.append(
                 f"At {_rates(filling)} calls took so long that the target was only filling up at the "
@@ -65,7 +72,8 @@ class Report:
             )
         if few := [point for point in self.points if 0 < point.judged.calls < ENOUGH_FOR_P95]:
             notes.append(f"Fewer than {ENOUGH_FOR_P95} calls at {_rates(few)}: p95 and p99 are the slowest there.")
-        if left := [point for point in self.points if any(one.unfinished for one in point.classes.values())]:
+        whole = [point for point in self.points if point.whole]
+        if left := [point for point in whole if any(one.unfinished for one in point.classes.values())]:
             notes.append(
                 f"Not all calls were answered by the end of the drain at {_rates(left)}; they count as taking "
                 "until then, at least."

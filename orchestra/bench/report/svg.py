@@ -24,12 +24,16 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A linear or logarithmic scale from ``low`` to ``high``, and what it measures."""
+    """A linear or logarithmic scale from ``low`` to ``high``, and what it measures.
+
+    With ``names`` it measures nothing: they stand at 0, 1, 2, ..., instead of numbers.
+    """
 
     label: str
     low: float
     high: float
     log: bool = False
+    names: tuple[str, ...] = ()
 
     @classmethod
     def over(cls, label: str, values: Sequence[float], *, log: bool = False) -> Axis:
@@ -51,7 +55,9 @@ class Axis:
         return min(1.0, max(0.0, share))
 
     def ticks(self) -> list[float]:
-        """Return round values within."""
+        """Return round values within, or the places of the names."""
+        if self.names:
+            return [float(place) for place in range(len(self.names))]
         if self.log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             steps = (1, 2, 5) if last - first <= 3 else (1,)
@@ -62,6 +68,10 @@ class Axis:
             step = next(step * unit for step in (1, 2, 5, 10) if step * unit >= rough * 0.999)
             found = [step * count for count in range(int(self.high / step) + 1)]
         return [value for value in found if self.low <= value <= self.high]
+
+    def tick_text(self, value: float) -> str:
+        """Return what stands at a tick."""
+        return self.names[int(value)] if self.names else f"{value:g}"
 
 
 @dataclass(slots=True)
@@ -90,6 +100,12 @@ class Plot:
         """Draw a filled shape around a point."""
         x, y = self._x(point[0]), self._y(point[1])
         self.parts.append(_shape(mark, x, y, size, f"mark {style}"))
+
+    def whisker(self, x: float, low: float, high: float, style: Style) -> None:
+        """Draw bounds: an upright line with a bar at each end."""
+        at, bottom, top = self._x(x), self._y(low), self._y(high)
+        path = f"M{at - 5:.1f} {bottom:.1f}h10M{at - 5:.1f} {top:.1f}h10M{at:.1f} {bottom:.1f}V{top:.1f}"
+        self.parts.append(f'<path class="line {style}" d="{path}"/>')
 
     def ring(self, point: Point, label: str) -> None:
         """Put a ring around a point, and say why."""
@@ -154,12 +170,13 @@ class Plot:
         for value in self.y.ticks():
             at = self._y(value)
             found.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            found.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:g}</text>')
+            where = f'x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end"'
+            found.append(f'<text class="tick" {where}>{escape(self.y.tick_text(value))}</text>')
         for value in self.x.ticks():
             at = self._x(value)
             found.append(f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
             where = f'x="{at:.1f}" y="{bottom + 18}" text-anchor="middle"'
-            found.append(f'<text class="tick" {where}>{value:g}</text>')
+            found.append(f'<text class="tick" {where}>{escape(self.x.tick_text(value))}</text>')
         found.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
         middle = (_LEFT + right) / 2
         found.append(

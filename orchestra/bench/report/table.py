@@ -55,8 +55,9 @@ def _rates(report: Report) -> Table:
         if judged:
             cells += [short(point.goodput or 0.0), _share(point.attainment)]
         cells += [str(point.calls), str(sum(one.refused for one in classes))]
-        cells += [str(sum(one.failed + one.unfinished for one in classes)), short(point.depth_mean)]
-        cells.append(f"{point.drain:.1f}s" + ("*" if point.saturated else ""))
+        failed = sum(one.failed + (one.unfinished if point.whole else 0) for one in classes)
+        cells += [str(failed), short(point.depth_mean)]
+        cells.append(f"{point.drain:.1f}s{'*' if point.saturated else ''}" if point.whole else "cut")
         if priced:
             cost = point.usd_per_million_tokens
             cells.append("" if cost is None else short(cost))

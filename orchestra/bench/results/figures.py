@@ -80,7 +80,8 @@ class RateFigures:
     ``usd_per_million_tokens`` counts those in and out, and is None where nobody knows a price.
     ``filled`` is when the first calls had an answer: before it, more and more are under way, whatever the target.
     ``cached`` is the share of the prompts' tokens that the target had already, None where it tells no tokens.
-    ``whole`` is False where the load was cut short.
+    ``began`` is when the first call came. ``whole`` is False where the load was cut short: so were its unfinished
+    calls, and whether the target keeps up is not told.
     """
 
     rate: float
@@ -97,6 +98,7 @@ class RateFigures:
     saturated: bool
     classes: dict[TrafficClass, ClassFigures]
     reasons: tuple[tuple[str, int], ...] = ()
+    began: float = 0.0
     filled: float = 0.0
     cached: float | None = None
     whole: bool = True
@@ -119,12 +121,19 @@ class RateFigures:
     @property
     def filling(self) -> bool:
         """Whether the target was only filling up in so much of the window that its throughput is too low there."""
-        return not self.saturated and self.filled - self.window.start > _GROWTH * self.window.seconds
+        since = max(self.window.start, self.began)  # before the first call there is nothing to fill it with
+        return not self.saturated and self.filled - since > _GROWTH * self.window.seconds
 
     @property
     def unjudged(self) -> bool:
-        """Whether the target filled up so late in the window that nobody knows whether it keeps up."""
-        return not self.saturated and _full(self.window, self.filled).seconds < _ENOUGH * self.window.seconds
+        """Whether nobody knows if it keeps up: the target filled up late in the window, or never answered."""
+        full = _full(self.window, self.filled).seconds
+        return not self.saturated and (self.silent or full < _ENOUGH * self.window.seconds)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no call of the window had any end yet when nobody waited any longer."""
+        return all(one.unfinished == one.calls for one in self.classes.values())
 
     @property
     def late(self) -> bool:
@@ -188,9 +197,10 @@ def figures_of(
         drain=max(0.0, end - window.end),
         lag_p99=0.0 if lags is None else lags.p99,
         usd_per_million_tokens=_dollars(calls, counted, window, dollars_per_hour),
-        saturated=_saturated(calls, counted, window, filled),
+        saturated=whole and _saturated(calls, counted, window, filled),
         classes=classes,
         reasons=tuple(reasons.most_common(_REASONS)),
+        began=min(call.intended for call in calls),
         filled=filled,
         cached=sum(call.cached_tokens for call in counted) / prompts if prompts else None,
         whole=whole,
@@ -266,9 +276,9 @@ def _saturated(
     that came, and by more than chance moves it (two standard deviations, as if it were Poisson's), after the
     target had filled up.
     """
-    # who was given up sooner than others are answered might have been answered, too
+    # who was given up sooner than others are answered might have been answered, too; and where none is, who knows
     answered = Quantiles.of(call.e2e for call in calls if call.ended is Ended.ANSWERED)
-    patience = 0.0 if answered is None else answered.p95
+    patience = math.inf if answered is None else answered.p95
     known = [call for call in counted if call.ended is not Ended.UNFINISHED or call.e2e >= patience]
     unanswered = sum(call.ended is not Ended.ANSWERED for call in known)
     if unanswered > _GROWTH * len(known):

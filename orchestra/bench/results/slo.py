@@ -38,7 +38,7 @@ class Slo:
                 if key == "share":
                     share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
                 elif key in ("ttft", "tpot", "e2e") and key not in bounds:
-                    bounds[key] = parse_duration(value)
+                    bounds[key] = parse_duration(value, needs_unit=True)
                 else:
                     raise ValueError("there are ttft, tpot, e2e and share, each once")
             except ValueError as error:

@@ -82,8 +82,9 @@ class Reply:
     """What became of a request.
 
     ``held`` is what the process now holds, until ``expires_at``. ``retry_in`` says in how many seconds what it
-    wants will be there if nothing else happens: zero if it got it, infinity where only others can tell.
-    ``never_in``: in how many it cannot be there whatever happens, by the limit that says so.
+    wants will be there if nothing else happens: zero if it got it, infinity where only others can tell. ``waits``
+    says so of each limit that it waits for. ``never_in``: in how many it cannot be there whatever happens, by the
+    limit that says so.
     ``yield_bulk``: calls of another process wait whose turn it is, so bulk goes no further on what is held.
     ``cramped``: one waits for so much that everybody must give back what is not in use.
     """
@@ -96,6 +97,7 @@ class Reply:
     yield_bulk: bool = False
     cramped: bool = False
     never_in: Amounts = field(default_factory=dict)
+    waits: Amounts = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -136,18 +138,19 @@ class Account:
         if request.assert_terms and request.terms != self.terms:
             self._set_terms(request.terms, now)
         holder = self._note(request, now)
-        retry_in = self._grant_want(request.holder, now)
+        waits = self._grant_want(request.holder, now)
         if not holder.want:
             self._grant_more(request, now)
         reply = Reply(
             held=dict(holder.held),
             expires_at=holder.expires_at,
-            retry_in=retry_in,
+            retry_in=max(waits.values(), default=0.0),
             terms=self.terms,
             processes=len(self.holders),
             yield_bulk=not (request.want and not holder.want) and self._others_press(request.holder, now),
             cramped=self._is_cramped(request.holder, now),
             never_in=self._never_in(holder, now),
+            waits=waits,
         )
         if not holder.want and not any(holder.held.values()):
             del self.holders[request.holder]
@@ -208,9 +211,14 @@ class Account:
             if lost:  # what it held has been written off as spent already
                 spent = max(0.0, spent - request.believed.get(metric, 0.0))
                 kept = 0.0 if bucket.rate else request.pinned.get(metric, 0.0)
-            # In this order: a refund of what has refilled meanwhile is worth nothing.
-            bucket.settle(request.refunded.get(metric, 0.0), 0.0, now)
+            refunded = request.refunded.get(metric, 0.0)
+            # In this order: a refund of what has refilled meanwhile is worth nothing, and one of a day, in which
+            # nothing refills, may be of what is told only now.
+            if not bucket.hard:
+                bucket.settle(refunded, 0.0, now)
             bucket.settle(0.0, spent, now)
+            if bucket.hard:
+                bucket.give_back(refunded, now)
             bucket.reserved = 0.0
             holder.held[metric] = kept
         holder.held = {metric: holder.held[metric] for metric in self.dimensions}
@@ -236,18 +244,20 @@ class Account:
 
     # What it gets
 
-    def _grant_want(self, name: str, now: float) -> float:
+    def _grant_want(self, name: str, now: float) -> Amounts:
+        """Give a process what it wants where all of it is there; else return how long it waits for which limit."""
         holder = self.holders[name]
-        wait = 0.0
+        waits = {}
         for metric in holder.want:
             bucket = self.dimensions[metric].bucket
             needed = self._needed(metric, holder, now) + self._wanted(metric, before=name)
-            wait = max(wait, bucket.time_to_fill(needed - self.available(metric, now), now))
-        if not wait:
+            if wait := bucket.time_to_fill(needed - self.available(metric, now), now):
+                waits[metric] = wait
+        if not waits:
             for metric, amount in holder.want.items():
                 holder.held[metric] += amount
             holder.want, holder.has = {}, {}
-        return wait
+        return waits
 
     def _never_in(self, holder: Holder, now: float) -> Amounts:
         """Return for how long a window keeps out what is urgently wanted, even if all gave back what they hold."""

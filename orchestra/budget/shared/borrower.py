@@ -91,14 +91,30 @@ class Loan:
         self._look()
         return share.next_at
 
+    def explain(self, state: dict[str, Any], admission: Admission, now: float) -> dict[str, Any]:
+        """Return a pool's state with what the account said of the wait: a slice knows only that it is empty."""
+        if (waits_for := self.share.waits_for(admission)) is not None:
+            metric, until = waits_for
+            seconds = max(0.0, until - now) if until < math.inf else None
+            state["head"].update(waits_for=metric, seconds=seconds)
+            if metric in state["dimensions"]:
+                state["dimensions"][metric]["room_in"] = seconds
+        return state
+
     def describe(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a pool's state with the account's numbers in it."""
+        """Return a pool's state with the account's numbers in it.
+
+        What this process has borrowed in advance is not used: it is there for its calls.
+        """
         account: dict[str, Any] | None = None
         try:
             account = self._borrower.store.look(self.account)
         except StoreError as error:
             self.trouble = str(error)
         for metric, numbers in (account or {}).get("dimensions", {}).items():
+            slice = self.share.slices.get(metric)
+            ahead = 0.0 if slice is None or slice.capacity == math.inf else max(0.0, slice.stock)
+            numbers.update(used=max(0.0, numbers["used"] - ahead), available=numbers["available"] + ahead)
             state["dimensions"].setdefault(metric, {}).update(numbers)
         shared = {
             "processes": 0 if account is None else account["processes"],

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Literal
 
 from orchestra.budget.admission import Admission
@@ -76,6 +77,7 @@ class Share:
         self._told: dict[str, tuple[float, float]] = {}
         self._given: Amounts = {}
         self._asked_for: Ticket | None = None
+        self._waits: dict[str, float] = {}  # until when the call that was asked for waits for which limit
         self._yields = self._cramped = False
         self._at = -math.inf
         self._active_at = [-math.inf, -math.inf]
@@ -106,6 +108,16 @@ class Share:
             if (slice.refunded and wait is not None) or (idle and (slice.refunded or slice.spent)):
                 return True
         return False
+
+    def waits_for(self, admission: Admission) -> tuple[str, float] | None:
+        """Return which of the account's limits keeps out the call whose turn it is, and until when.
+
+        Infinity means that only others can tell; None that the account has not been asked for this call.
+        """
+        wait = admission.wait
+        if wait is None or not self._waits or admission.line(wait.traffic).queue.peek() is not self._asked_for:
+            return None
+        return max(self._waits.items(), key=itemgetter(1))
 
     # An exchange
 
@@ -193,13 +205,14 @@ class Share:
             if slice.capacity < math.inf:
                 slice.low = min(0.5 * (target + target_bulk), slice.stock - 0.5 * max(0.0, slice.stock)) - 1e-6
         self._given = {}
+        self._waits = {metric: now + wait for metric, wait in reply.waits.items()}
         self._plan_next(request, reply, now)
 
     def undo(self, now: float, retry_in: float) -> None:
         """The exchange failed: what was to go back is here still. Try again in so many seconds."""
         for metric, given in self._given.items():
             self.slices[metric].held += given
-        self._given = {}
+        self._given, self._waits = {}, {}
         self._asked_for = None
         self.woken = True
         self.next_at = self.earliest = now + retry_in
@@ -207,7 +220,8 @@ class Share:
     def forget(self, holder: str) -> None:
         """Begin anew under another name: what is held belongs to the process that this one was forked from."""
         self.holder = holder
-        self.next_at, self.woken, self._asked_for, self._given = math.inf, False, None, {}
+        self.next_at, self.woken, self._asked_for = math.inf, False, None
+        self._given, self._waits = {}, {}
         for slice in self.slices.values():
             slice.empty()
 

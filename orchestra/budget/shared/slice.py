@@ -144,6 +144,9 @@ class Slice(Bucket):
         else:
             self.refunded += reserved - spent
 
+    def give_back(self, amount: float, now: float) -> None:
+        self.refunded += amount
+
 
 class SharedDimension(Dimension):
     """A dimension whose interactive reserve is the account's: here, bulk leaves what the slice keeps back."""

@@ -191,7 +191,7 @@ class SqliteStore:
             if version > len(MIGRATIONS):
                 raise StoreError(
                     f"{self.path}: written by a newer version of orchestra (format {version}, this one knows "
-                    f"{len(MIGRATIONS)}); upgrade with: pip install -U orchestra-llm"
+                    f"{len(MIGRATIONS)}); upgrade orchestra here"
                 )
             for migration in MIGRATIONS[version:]:
                 for statement in migration:

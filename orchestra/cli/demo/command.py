@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestra.errors import InputError
+from orchestra.extras import install
 
 __all__ = ["demo"]
 
@@ -57,7 +58,7 @@ def demo(
     console.print(table(recording))
     console.print()
     if find_spec("matplotlib") is None:
-        console.print('No plot: matplotlib is not installed (pip install "orchestra-llm\\[plot]").')
+        console.print(f"No plot: matplotlib is not installed ({install('plot')}).")
     else:
         from orchestra.cli.demo.plot import save_plot
 

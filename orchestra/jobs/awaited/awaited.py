@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 from orchestra.batches import BatchDesk, BatchRoute
 from orchestra.call import Call
-from orchestra.clock import wall
 from orchestra.errors import DeadlineExceeded, JobError
 from orchestra.jobs.awaited.leftovers import drop
 from orchestra.jobs.diversion.diversion import Diversion
@@ -133,7 +132,7 @@ class Lot:
 
         def enter() -> tuple[JobRecord, int]:
             held.append(JobLock(store.path, name))
-            job = _opened(store, name)
+            job = _opened(store, name, desk.wall())
             return job, store.tally(job.id).ended
 
         try:
@@ -330,7 +329,7 @@ class Lot:
         """Record what was handed over."""
         handed, self._handed = self._handed, []
         if handed:
-            self._store.awaited.handed(self._job.id, handed, wall())
+            self._store.awaited.handed(self._job.id, handed, self._desk.wall())
 
     def _withdraw(self) -> None:
         """Forget what nobody waits for."""
@@ -405,11 +404,11 @@ class Lot:
         self._news.set()
 
 
-def _opened(store: JobStore, name: str) -> JobRecord:
+def _opened(store: JobStore, name: str, now: float) -> JobRecord:
     """Return the job, made where there is none, without the lines that were never sent."""
     record = store.find(name)
     if record is None:
-        return store.create(name, created=wall(), model=None, deadline=None, source=None, kind="awaited")
+        return store.create(name, created=now, model=None, deadline=None, source=None, kind="awaited")
     if record.kind != "awaited":
         raise JobError(f"job {name!r} was submitted, and its lines are fixed: give awaited calls another job")
     store.awaited.clear(record.id)

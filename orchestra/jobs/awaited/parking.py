@@ -38,7 +38,8 @@ class Parking:
 
     ``store`` opens the ledger; ``loop`` returns the loop on which batches are carried, ``desk`` makes what takes
     them there; ``send`` takes a call that goes by itself, ``price`` says what its answer cost; ``tell`` is told
-    what happens to one that rides, in the kinds of `orchestra.observe.events`.
+    what happens to one that rides, in the kinds of `orchestra.observe.events`. ``clock`` is that of
+    `Call.expires_at`.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Parking:
         send: Send,
         price: Price,
         tell: Callable[..., None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._loop = loop
         self._desk = desk
         self._send = send
         self._price = price
+        self._clock = clock
         self._tell: Callable[..., object] = tell or (lambda *told, **fields: None)
         self._lots: dict[str, Lot] = {}
         self._unnamed: dict[str, Lot] = {}
@@ -106,15 +109,15 @@ class Parking:
 
     async def _ride(self, post: Post, place: _Place, call: Call, routes: Sequence[BatchRoute]) -> Result | None:
         """Wait as `_wait` does, and tell of it."""
-        began = time.monotonic()
+        began = self._clock()
         self._tell("parked", call)
         try:
             result = await _done(post, lambda: self._wait(place, call, routes))
         except asyncio.CancelledError:
-            self._tell("interrupted", call, reason="cancelled", duration=time.monotonic() - began)
+            self._tell("interrupted", call, reason="cancelled", duration=self._clock() - began)
             raise
         except Exception as error:
-            self._tell("failed", call, reason=type(error).__name__, duration=time.monotonic() - began)
+            self._tell("failed", call, reason=type(error).__name__, duration=self._clock() - began)
             raise
         if result is not None:
             self._tell(
@@ -127,7 +130,7 @@ class Parking:
                 input_tokens=result.input_tokens if result.ok else None,
                 output_tokens=result.output_tokens if result.ok else None,
                 usd=result.usd,
-                duration=time.monotonic() - began,
+                duration=self._clock() - began,
             )
         return result
 
@@ -222,7 +225,7 @@ class Parking:
         return choose(self._deadline(call), self._desk.wall(), outlets, SyncPace(), 1).outlet is not None
 
     def _deadline(self, call: Call) -> float:
-        return self._desk.wall() + (call.expires_at or 0.0) - time.monotonic()
+        return self._desk.wall() + (call.expires_at or 0.0) - self._clock()
 
     async def _learn(self, routes: Sequence[BatchRoute]) -> None:
         """Look up how long batches took, as of a moment ago: the ledger need not be asked for every call."""

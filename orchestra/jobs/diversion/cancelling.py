@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ from orchestra.jobs.ledger.store import JobStore
 from orchestra.jobs.ledger.threads import in_thread
 from orchestra.policies.escalation import Escalation
 
-__all__ = ["Cancellation", "CancelledBatch", "cancel_job", "was_cancelled"]
+__all__ = ["Cancellation", "CancelledBatch", "cancel_job", "route_of", "was_cancelled"]
 
 _ASKING = 60.0
 """Seconds in which a provider has to answer that it cancels a batch."""
@@ -55,12 +55,21 @@ class Cancellation:
     batches: tuple[CancelledBatch, ...]
 
 
-async def cancel_job(store: JobStore, job: JobRecord, desk: BatchDesk | None, *, collect: bool) -> Cancellation:
+async def cancel_job(
+    store: JobStore,
+    job: JobRecord,
+    desk: BatchDesk | None,
+    *,
+    collect: bool,
+    wall: Callable[[], float] = wall,
+    on_over: Callable[[BatchRecord], object] = lambda record: None,
+) -> Cancellation:
     """End a job that nobody runs; whoever calls holds its lock.
 
     Its open batches are cancelled at their providers. With ``collect`` what they had answered is taken in, which
     takes as long as they need to end. Then the lines of a submitted job that have no end get one, the error
     ``cancelled``. Those of an awaited job are forgotten, so that a program that asks again is answered.
+    ``on_over`` is told of each batch.
 
     Interrupted, it can be called again. Raises JobError where the ledger cannot be used.
     """
@@ -77,7 +86,8 @@ async def cancel_job(store: JobStore, job: JobRecord, desk: BatchDesk | None, *,
     records = await in_thread(store.batches.unfinished, job.id)
     batches = await asyncio.gather(*(cancel(record) for record in records))
     for record, batch in zip(records, batches, strict=True):
-        await in_thread(_give_up, store, record, batch.note or "its job was cancelled")
+        await in_thread(_give_up, store, record, batch.note or "its job was cancelled", wall())
+        on_over(await in_thread(store.batches.get, record.id))
     collected = (await in_thread(store.tally, job.id)).ended - before
     return Cancellation(await in_thread(_end_lines, store, job), collected, tuple(batches))
 
@@ -89,15 +99,10 @@ async def _cancel(
     told = CancelledBatch(record.provider, record.route, record.batch_id, record.riding, "unsent")
     if record.state not in ("creating", "submitted"):
         return told, None
-    route = None if desk is None else desk.reopened(record)
-    if route is None or desk is None:
-        return replace(told, outcome="left", note=f"[providers.{record.provider}] with its key is not set"), None
-    if route.fingerprint != record.account:
-        note = f"it was made with another key of [providers.{record.provider}] ({record.account})"
-        return replace(told, outcome="left", note=note), None
-    if record.origin not in (None, route.account.place):
-        note = f"it is at {record.origin}, and [providers.{record.provider}] is at {route.account.place} now"
-        return replace(told, outcome="left", note=note), None
+    route = route_of(record, desk)
+    if isinstance(route, str):
+        return replace(told, outcome="left", note=route), None
+    assert desk is not None
     try:
         async with asyncio.timeout(_ASKING):
             batch_id = record.batch_id or await HandIn(store, job, record, route, desk).find(at_once=True)
@@ -112,6 +117,18 @@ async def _cancel(
     except TimeoutError:
         return replace(told, outcome="left", note=f"its provider did not answer in {_ASKING:.0f} s"), None
     return replace(told, outcome="cancelled"), route
+
+
+def route_of(record: BatchRecord, desk: BatchDesk | None) -> BatchRoute | str:
+    """Return the way to a batch that was made earlier, or why the settings do not lead to it any more."""
+    route = None if desk is None else desk.reopened(record)
+    if route is None:
+        return f"[providers.{record.provider}] with its key is not set"
+    if route.fingerprint != record.account:
+        return f"it was made with another key of [providers.{record.provider}] ({record.account})"
+    if record.origin not in (None, route.account.place):
+        return f"it is at {record.origin}, and [providers.{record.provider}] is at {route.account.place} now"
+    return route
 
 
 async def _ask(desk: BatchDesk, route: BatchRoute, batch_id: str) -> None:
@@ -171,6 +188,9 @@ class _Patiently:
     def ended(self, numbers: Sequence[int], count: int, *, late: bool) -> None:
         pass
 
+    def over(self, record: BatchRecord) -> None:
+        pass
+
     def released(self) -> None:
         pass
 
@@ -179,10 +199,10 @@ def _again(store: JobStore, record: BatchRecord) -> BatchRecord:
     return next((one for one in store.batches.unfinished(record.job) if one.id == record.id), record)
 
 
-def _give_up(store: JobStore, record: BatchRecord, note: str) -> None:
+def _give_up(store: JobStore, record: BatchRecord, note: str, now: float) -> None:
     """Wait no longer for a batch, where it is not over."""
     if any(one.id == record.id for one in store.batches.unfinished(record.job)):
-        store.batches.abandon(record.id, note, wall())
+        store.batches.abandon(record.id, note, now)
 
 
 def _end_lines(store: JobStore, job: JobRecord) -> int:

@@ -9,11 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from orchestra.batches import AccountRefused, BatchBusy, BatchDesk, BatchNotFound, BatchRefused, BatchRoute
+from orchestra.batches import (
+    AccountRefused,
+    BatchBusy,
+    BatchDesk,
+    BatchForbidden,
+    BatchNotFound,
+    BatchRefused,
+    BatchRoute,
+)
 from orchestra.errors import BudgetExceeded, ConnectionFailed, JobError
 from orchestra.jobs.diversion.batch_verdict import judge_result
 from orchestra.jobs.diversion.errand import Errand
@@ -21,7 +30,7 @@ from orchestra.jobs.diversion.hand_in import HandIn, TooDear, is_outage, told_of
 from orchestra.jobs.ledger.record import BatchRecord, End, JobRecord, LineError
 from orchestra.jobs.ledger.store import JobStore
 from orchestra.jobs.ledger.threads import in_thread
-from orchestra.policies.batch_failure import Recourse, after_failure, given_up_at, is_gone
+from orchestra.policies.batch_failure import Recourse, after_failure, after_refusal, given_up_at, is_gone
 from orchestra.policies.batch_rhythm import PollPace
 from orchestra.policies.escalation import Escalation
 from orchestra.providers.batches import BatchState, LineResult
@@ -47,9 +56,8 @@ _LONGEST_LOOK, _SHORTEST_LOOK = 60.0, 2.0
 _SERVED_ENOUGH = 0.5
 """The share of a batch's lines that must have been served for the others to be worth another batch."""
 _REFUSALS = 3
-"""How often in a row the account is refused at a look before that is believed: some are a provider's mistake."""
-_SHUT = 600.0
-"""Seconds in which no line rides along a route that refused to take a batch."""
+"""How often in a row the account is refused, or what is asked of it, before that is believed: some refusals are a
+provider's mistake, and some a gateway's that forbids one text."""
 
 
 class OutOfSight(JobError):
@@ -79,6 +87,7 @@ class Carrier:
         self._hand_in = HandIn(store, job, record, route, desk, errand)
         self._is_released = False
         self._is_cancelled = False
+        self._over: BatchRecord | None = None  # as it is when it is over
         self._unread_since: float | None = None
         self.next_look: float | None = None
         """When the provider is asked about it next, in unix time; None until it has the batch."""
@@ -130,7 +139,7 @@ class Carrier:
             await self._release()  # it may be on its way all the same, and paid for
             if (batch_id := await self._attend(self._hand_in.find(), to_the_end=True)) is not None:
                 return batch_id
-            await self._give_up("it was not created in time")
+            await self._give_up("it was not created in time", free=not self._hand_in.is_asked)
         except TooDear as error:
             # filled under another cap: its lines go in smaller ones
             await self._give_up(str(error), again=error.is_divisible, attempted=False)
@@ -141,13 +150,34 @@ class Carrier:
             self._errand.refused(str(error))
             await self._give_up(f"the provider refused the account: {error}", attempted=False)
         except BatchRefused as error:
-            form, told = self._route.form, f"the provider refused it: {error}"
-            if form.is_call and not form.is_unknown(str(error)):
-                await self._give_up(told)  # it says nothing about other lines
-            else:
-                self._desk.shut(self._route, _SHUT)
-                await self._give_up(told, again=form.is_call)
+            await self._take_refusal(error)
         return None
+
+    async def _take_refusal(self, error: BatchRefused) -> None:
+        """Give up a batch that the provider does not create.
+
+        Raises JobError where it may have created it all the same, and forbids to look for it.
+        """
+        form, forbidden = self._route.form, isinstance(error, BatchForbidden)
+        if forbidden and self._hand_in.is_asked and not self._is_released:
+            self._errand.refused(f"{error}, so nobody knows whether a batch that was asked for is there")
+        if forbidden and form.is_call:  # others may be allowed: a gateway forbids one text
+            forbidden = self._desk.note_forbidden(self._route) >= _REFUSALS
+        of_line = form.is_call and not forbidden and not form.is_unknown(str(error))
+        after = after_refusal(forbidden=forbidden, of_line=of_line)
+        if after.shut_for:
+            self._desk.shut(self._route, after.shut_for)
+        told = self._told_forbidden(error) if forbidden else f"the provider refused it: {error}"
+        again = forbidden or (form.is_call and not of_line)  # another route may take them in a batch
+        await self._give_up(told, again=again, attempted=after.counts)
+
+    def _told_forbidden(self, error: BatchRefused) -> str:
+        provider = self._record.provider
+        return (
+            f"its key may have no batches: {error}; the lines go by themselves, at the full price. Give the key "
+            f"of [providers.{provider}] the right to files and batches, or set [providers.{provider}.batch] "
+            "enabled = false"
+        )
 
     def _queued(self) -> Any:
         """Return what holds the batch's room in the account's queue."""
@@ -166,6 +196,8 @@ class Carrier:
             while not task.done():
                 now = self._desk.wall()
                 until = now if self._is_released else max(least, (await self._bounds()).release_at)
+                if task.done():  # meanwhile
+                    break
                 left = until - now
                 if left <= 0 and not to_the_end:
                     return None
@@ -187,12 +219,14 @@ class Carrier:
         config, record = self._route.config, self._record
         pace = PollPace(first=config.poll_seconds, most=config.poll_max_seconds)
         given_up = given_up_at(record.submitted_at or self._desk.wall(), record.window, self._route.outlet())
-        misses, missed_at, refusals = 0, 0.0, 0
+        misses, missed_at = 0, 0.0
+        refusals: Counter[type[BatchRefused]] = Counter()
         while True:
             looked = self._desk.wall()
             try:
                 state = await self._look(batch_id)
-                misses = refusals = 0
+                misses = 0
+                refusals.clear()
                 self._errand.works("looked at")
                 await in_thread(self._ledger.seen, record.id, state.status, state.finished)
                 await self._count(state)
@@ -209,14 +243,16 @@ class Carrier:
                 next_look = pace.failed(looked)
             except (BatchBusy, BatchRefused, ConnectionFailed) as error:
                 next_look = pace.failed(looked, getattr(error, "retry_after", None))
-                if is_outage(error):
+                if is_outage(error) or isinstance(error, BatchForbidden):
                     self._errand.fails("looked at", told_of(error), next_look)
                 else:
                     self._say(f"cannot be looked at: {error}")
-                if isinstance(error, AccountRefused):
-                    refusals += 1
-                    if refusals >= _REFUSALS:
-                        self._errand.refused(str(error))
+                if isinstance(error, BatchRefused):
+                    refusals[type(error)] += 1
+                if refusals[AccountRefused] >= _REFUSALS:
+                    self._errand.refused(str(error))
+                if refusals[BatchForbidden] >= _REFUSALS:  # what cannot be looked at is not to be paid for
+                    self._desk.shut(self._route, next_look - looked + after_refusal(forbidden=False).shut_for)
             if looked >= given_up:
                 await self._give_up("it has not ended in all its time")
                 return
@@ -300,7 +336,7 @@ class Carrier:
     async def _conclude(self, state: BatchState) -> bool:
         """Take in the results of a batch that has ended. Returns False where they cannot be read yet."""
         if state.failed is not None and not state.files:
-            await self._fail(*state.failed, queue_full=state.queue_full)
+            await self._fail(*state.failed, queue_full=state.queue_full, free=not state.finished)
             return True
         self._desk.note_served(self._route)
         record = self._record
@@ -311,9 +347,8 @@ class Carrier:
             is_worth_another = rest <= (1 - _SERVED_ENOUGH) * record.lines and not self._is_cancelled
             outlet = None if is_worth_another else 0
             await in_thread(lambda: self._ledger.release(record.id, outlet=outlet, attempted=True))
-        await in_thread(
-            lambda: self._ledger.end(record.id, state.status, self._desk.wall(), count=not self._is_cancelled)
-        )
+        counts = not self._is_cancelled
+        await self._close(lambda: self._ledger.end(record.id, state.status, self._desk.wall(), count=counts))
         if rest:
             self._errand.released()
         return True
@@ -358,8 +393,9 @@ class Carrier:
             if await in_thread(lambda: self._ledger.release(self._record.id, outlet=0, attempted=True)):
                 self._errand.released()
 
-    async def _fail(self, code: str, message: str, *, queue_full: bool) -> None:
-        """Do with the lines what the failure of the whole batch says of them."""
+    async def _fail(self, code: str, message: str, *, queue_full: bool, free: bool) -> None:
+        """Do with the lines what the failure of the whole batch says of them. ``free``: it failed before its first
+        line, and no provider bills that."""
         times = self._desk.note_failed(self._route)
         answers = await in_thread(self._answers)
         after = after_failure(code, queue_full=queue_full, times=times, answers=answers)
@@ -369,7 +405,8 @@ class Carrier:
             self._desk.note_full(self._route, after.shut_for)
         else:
             self._desk.shut(self._route, after.shut_for)
-        await self._give_up(f"{code}: {message}", again=after.recourse is Recourse.WAIT, attempted=after.counts)
+        again = after.recourse is Recourse.WAIT
+        await self._give_up(f"{code}: {message}", again=again, attempted=after.counts, free=free)
 
     def _answers(self) -> bool:
         """Return whether its model is known to answer lines that go by themselves. Blocks."""
@@ -384,14 +421,34 @@ class Carrier:
         ):
             await self._finish([End(line.number, error, route=route, via=via) for line in lines])
 
-    async def _give_up(self, note: str, *, again: bool = False, attempted: bool = True) -> None:
-        """Forget the batch. Its lines go by themselves, or in another one (``again``)."""
+    async def _give_up(
+        self, note: str, *, again: bool = False, attempted: bool = True, free: bool = False
+    ) -> None:
+        """Forget the batch, which cost nothing where it is ``free``. Its lines go by themselves, or in another one
+        (``again``)."""
+        if free:
+            self._hand_in.give_back()
         level = logging.INFO if self._route.form.is_call else logging.WARNING  # there may be thousands
         _log.log(level, "a batch of job %s for %s was given up: %s", self._job.name, self._route.name, note)
         outlet = None if again else 0
         await in_thread(lambda: self._ledger.release(self._record.id, outlet=outlet, attempted=attempted))
-        await in_thread(self._ledger.abandon, self._record.id, note, self._desk.wall())
+        await self._close(lambda: self._ledger.abandon(self._record.id, note, self._desk.wall()))
         self._errand.released()
+
+    async def _close(self, record: Callable[[], object]) -> None:
+        """Record that the batch is over, once, and tell of it, though its results may be late for everybody."""
+
+        def close() -> None:
+            record()
+            self._over = self._ledger.get(self._record.id)
+
+        if self._over is not None:
+            return
+        try:
+            await in_thread(close)
+        finally:
+            if self._over is not None:
+                self._errand.over(self._over)
 
     # saying what is strange about it
 

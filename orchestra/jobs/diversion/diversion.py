@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,14 +88,26 @@ class Riders(Protocol):
 
 
 class Diversion:
-    """The batches of one job, as long as it runs. ``stir`` it whenever lines have come, or none will any more."""
+    """The batches of one job, as long as it runs. ``stir`` it whenever lines have come, or none will any more.
 
-    def __init__(self, store: JobStore, job: JobRecord, desk: BatchDesk, riders: Riders) -> None:
+    ``on_over`` is told of each batch that is over.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        job: JobRecord,
+        desk: BatchDesk,
+        riders: Riders,
+        *,
+        on_over: Callable[[BatchRecord], object] = lambda record: None,
+    ) -> None:
         self._store = store
         self._ledger = store.batches
         self._job = job
         self._desk = desk
         self.riders = self._riders = riders
+        self.on_over = on_over
         self._dealer = Dealer(store, job, choose=self._choose, wall=desk.wall)
         self._carriers: dict[int, Carrier] = {}
         self._left: list[BatchRecord] = []  # those that nobody carries: whoever has their key is not there yet
@@ -145,10 +157,11 @@ class Diversion:
                     return
                 await self._wait()
 
-    def abandon(self, note: str) -> None:
-        """Forget the batches that are not over, when nobody carries them any more. Blocks."""
-        for record in self._ledger.unfinished(self._job.id):
-            self._ledger.abandon(record.id, note, self._desk.wall())
+    async def abandon(self, note: str) -> None:
+        """Forget the batches that are not over, when nobody carries them any more."""
+        for record in await in_thread(self._ledger.unfinished, self._job.id):
+            await in_thread(self._ledger.abandon, record.id, note, self._desk.wall())
+            self.on_over(await in_thread(self._ledger.get, record.id))
         self.stuck = None
 
     async def _deal(self, group: asyncio.TaskGroup, *, complete: bool) -> None:
@@ -324,6 +337,9 @@ class _Errand:
     def released(self) -> None:
         self._riders.released()
         self._diversion.stir()
+
+    def over(self, record: BatchRecord) -> None:
+        self._diversion.on_over(record)
 
 
 @dataclass(frozen=True, slots=True)

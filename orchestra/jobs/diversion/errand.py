@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from orchestra.jobs.ledger.record import BatchRecord
 from orchestra.policies.escalation import Escalation
 
 __all__ = ["Errand"]
@@ -27,7 +28,7 @@ class Errand(Protocol):
         ...
 
     def refused(self, why: str) -> None:
-        """Hear that the provider refuses the account, whatever it is asked for.
+        """Hear that the provider refuses the account, whatever it is asked for, or a look for the batch.
 
         Raises JobError where the batch is to stay as it is until somebody has put that right.
         """
@@ -48,4 +49,8 @@ class Errand(Protocol):
 
     def released(self) -> None:
         """Hear that lines are free again."""
+        ...
+
+    def over(self, record: BatchRecord) -> None:
+        """Hear that the batch, which is ``record`` now, is over."""
         ...

@@ -16,7 +16,16 @@ from functools import partial
 from textwrap import shorten
 from typing import IO, TypeVar
 
-from orchestra.batches import AccountRefused, BatchBusy, BatchDesk, BatchRefused, BatchRoute, BatchUnclear, Lines
+from orchestra.batches import (
+    AccountRefused,
+    BatchBusy,
+    BatchDesk,
+    BatchForbidden,
+    BatchRefused,
+    BatchRoute,
+    BatchUnclear,
+    Lines,
+)
 from orchestra.errors import BudgetExceeded, ConnectionFailed, JobError, PriceUnknown, QueueFull
 from orchestra.jobs.diversion.errand import Errand
 from orchestra.jobs.ledger.batch_ledger import number_of, wire_id
@@ -24,6 +33,7 @@ from orchestra.jobs.ledger.record import BatchRecord, JobRecord
 from orchestra.jobs.ledger.store import JobStore
 from orchestra.jobs.ledger.threads import in_thread
 from orchestra.jobs.progress.progress import format_usd
+from orchestra.policies.batch_failure import is_meant
 from orchestra.providers.batches import BatchLine, BatchOrder, BatchState
 
 __all__ = ["HandIn", "TooDear", "is_outage", "told_of"]
@@ -87,22 +97,30 @@ class HandIn:
         self._file_id = record.file_id
         self._numbers: set[int] | None = None
         self._is_unclear = False
+        self._forbidden, self._forbidden_at = 0, 0.0  # how often in a row, and since when
         self._asked_at = desk.wall()
         """When the provider was asked to create it, at the latest."""
         self.is_asked = record.state == "creating"
         """Whether the provider was asked to create the batch, and nobody knows what came of it."""
+        self._give_back: Callable[[], None] | None = None
 
     async def run(self) -> str:
         """Return the provider's name of the batch, which is in the ledger.
 
-        Raises BatchRefused, and TooDear where a cap in dollars never has room for it.
+        Broken off, it gives back what it took of a cap in dollars, unless the batch may have been created. Raises
+        BatchRefused, and TooDear where a cap in dollars never has room for it.
         """
-        state = await self._found() if self.is_asked else None
-        if state is None:
-            async with self._desk.uploading(self._route):
-                await self._desk.until_open(self._route)
-                state = await self._create()
-        return await self._submitted(state)
+        try:
+            state = await self._found() if self.is_asked else None
+            if state is None:
+                async with self._desk.uploading(self._route):
+                    await self._desk.until_open(self._route)
+                    state = await self._create()
+            return await self._submitted(state)
+        except BaseException:
+            if not self.is_asked:
+                self.give_back()
+            raise
 
     async def find(self, *, at_once: bool = False) -> str | None:
         """Look once more for a batch that `run` may have created before it was broken off.
@@ -112,10 +130,20 @@ class HandIn:
         state = await self._found(at_once=at_once) if self.is_asked else None
         return None if state is None else await self._submitted(state)
 
+    def give_back(self) -> None:
+        """Say that the batch has cost nothing: what it took of a cap in dollars is there again.
+
+        Only what this very object took is known; what an earlier process did stays spent for its day.
+        """
+        if (give_back := self._give_back) is not None:
+            self._give_back = None
+            give_back()
+
     async def _submitted(self, state: BatchState) -> str:
         now = self._desk.wall()
         await in_thread(self._ledger.submitted, self._record.id, state.id, state.status, state.expires, now)
         self.is_asked = False
+        self._desk.note_created(self._route)
         return state.id
 
     async def _create(self) -> BatchState:
@@ -127,7 +155,7 @@ class HandIn:
             try:
                 return await self._created(await self._content(spool, size), size)
             except AccountRefused:
-                if self._file_id is not None:  # it is there, and nothing was made of it
+                if self._file_id is not None and not self.is_asked:  # it is there, and nothing was made of it
                     await in_thread(self._ledger.uploaded, self._record.id, self._file_id)
                 raise
             except BatchRefused:
@@ -171,6 +199,8 @@ class HandIn:
             if not taking.done():
                 taking.cancel()
                 await asyncio.wait({taking})
+            if not taking.cancelled() and taking.exception() is None:  # also where we are cancelled just then
+                self._give_back = taking.result()
 
     async def _created(self, content: str | Lines, size: int) -> BatchState:
         await in_thread(self._ledger.creating, self._record.id, self._desk.wall())
@@ -187,9 +217,10 @@ class HandIn:
                 self.is_asked, wait, fault = error.status >= 500 or error.status == 408, error.retry_after, error
             except ConnectionFailed as error:
                 self.is_asked, wait, fault = error.sent, 0.0, error
-            except BatchRefused:
-                self.is_asked = False
-                raise
+            except BatchRefused as error:
+                self.is_asked, wait = False, 0.0
+                if self._is_meant(error):
+                    raise
             if self.is_asked and (found := await self._found()) is not None:
                 return found
             self._fails(fault, pause.seconds(wait))
@@ -258,7 +289,7 @@ class HandIn:
                 claimed=claimed,
                 until=self._asked_at,
             )
-            if (state := await self._persist(find, unclear_too=not at_once)) is None:
+            if (state := await self._persist(find, at_once=at_once)) is None:
                 continue
             if state.key == record.key:
                 return state
@@ -272,8 +303,11 @@ class HandIn:
         self.is_asked = False
         return None
 
-    async def _persist(self, ask: Callable[[], Awaitable[T]], *, unclear_too: bool = True) -> T:
-        """Ask until there is an answer, or a refusal; or one that is not clear, unless that is waited for, too."""
+    async def _persist(self, ask: Callable[[], Awaitable[T]], *, at_once: bool = False) -> T:
+        """Ask until there is an answer, or a refusal that is meant.
+
+        ``at_once``: the first refusal is, and what is not clear is not waited for.
+        """
         pause = _Pause(self._desk.sleep)
         while True:
             try:
@@ -281,11 +315,29 @@ class HandIn:
                 self._works()
                 return answer
             except (BatchBusy, ConnectionFailed) as error:
-                if isinstance(error, BatchUnclear) and not unclear_too:
+                if isinstance(error, BatchUnclear) and at_once:
                     raise
                 wait = error.retry_after if isinstance(error, BatchBusy) else 0.0
                 self._fails(error, pause.seconds(wait))
                 await pause(wait)
+            except BatchRefused as error:
+                if at_once or self._is_meant(error):
+                    raise
+                await pause(0.0)
+
+    def _is_meant(self, error: BatchRefused) -> bool:
+        """Return whether a refusal is believed, and count it."""
+        if not isinstance(error, BatchForbidden) or self._route.form.is_call:
+            return True
+        if not self._desk.is_open(self._route):  # another batch has found it meant
+            return True
+        now = self._desk.wall()
+        if not self._forbidden:
+            self._forbidden_at = now
+            told = "a batch of job %s for %s is forbidden (%s): tried again before that is believed"
+            _log.warning(told, self._job.name, self._route.name, told_of(error))
+        self._forbidden += 1
+        return is_meant(self._forbidden, now - self._forbidden_at)
 
     def _fails(self, error: Exception | None, seconds: float) -> None:
         if error is not None and is_outage(error):
@@ -296,6 +348,7 @@ class HandIn:
             self._errand.fails("handed in", why, until)
 
     def _works(self) -> None:
+        self._forbidden = 0
         if self._errand is not None:
             self._errand.works("handed in")
 

@@ -21,6 +21,7 @@ __all__ = ["Inspection", "inspect_file"]
 FAULTS_TOLD = 10
 
 _STEP_LINES = 5000
+_SPREAD = "jq -c '.[]' FILE makes lines of a list, jq -c . FILE of an object"
 _BUCKETS = 256
 """Hashes are compared a bucket at a time: as objects they take ten times the room."""
 
@@ -47,7 +48,11 @@ class Inspection:
 
 
 async def inspect_file(file: JsonlFile, parser: LineParser) -> Inspection:
-    """Check all lines of a file. Raises InputError where it cannot be read to its end, or changes meanwhile."""
+    """Check all lines of a file.
+
+    Raises InputError where it is JSON, but not of one object a line, where it cannot be read to its end, and where
+    it changes meanwhile.
+    """
     return await in_steps(_inspect(file, parser))
 
 
@@ -59,6 +64,8 @@ def _inspect(file: JsonlFile, parser: LineParser) -> Generator[None, None, Inspe
         if lines % _STEP_LINES == 0:
             yield
         lines += 1
+        if lines == 1 and (raw.lstrip(b"\xef\xbb\xbf \t")[:1] == b"[" or raw.strip() == b"{"):
+            raise InputError(f"{file.name}: JSON over many lines, or a list: write one object a line ({_SPREAD})")
         name = parser.check(number, raw)
         if isinstance(name, Fault):
             faults.add(name)

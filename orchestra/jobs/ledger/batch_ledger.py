@@ -9,7 +9,6 @@ instant leaves nothing that the next one could not take up.
 from __future__ import annotations
 
 import json
-import math
 import re
 import secrets
 import sqlite3
@@ -21,6 +20,7 @@ from orchestra.errors import JobError
 from orchestra.jobs.ledger.database import Database, columns, page, storable
 from orchestra.jobs.ledger.line import Line
 from orchestra.jobs.ledger.record import BatchRecord, BatchStage, Dealt
+from orchestra.policies.rank import nearest_rank
 
 __all__ = ["BatchLedger", "number_of", "wire_id"]
 
@@ -243,6 +243,11 @@ class BatchLedger:
 
     # what there is
 
+    def get(self, id: int) -> BatchRecord:
+        """Return the batch as it is now."""
+        with self._database.reading() as db:
+            return _record(self._look(db, id, _BATCH))
+
     def unfinished(self, job: int | None = None) -> list[BatchRecord]:
         """Return the batches, of one job or of all, that are not over, the oldest first."""
         return self._records("state NOT IN ('ended', 'abandoned') AND (?1 IS NULL OR job = ?1)", job)
@@ -271,9 +276,9 @@ class BatchLedger:
         ``outlet`` is that of `BatchRecord`. None where fewer than ``least`` have.
         """
         with self._database.reading() as db:
-            rows = db.execute("SELECT seconds FROM durations WHERE outlet = ? ORDER BY seconds", (outlet,))
+            rows = db.execute("SELECT seconds FROM durations WHERE outlet = ?", (outlet,))
             seconds = [float(each) for (each,) in rows]
-        return seconds[math.ceil(0.9 * len(seconds)) - 1] if len(seconds) >= max(1, least) else None
+        return nearest_rank(seconds, 0.9) if len(seconds) >= max(1, least) else None
 
     def _records(self, where: str, job: int | None) -> list[BatchRecord]:
         with self._database.reading() as db:

@@ -63,6 +63,23 @@ class Database:
         finally:
             self._readers.put(reader)
 
+    def compact(self) -> bool:
+        """Give the room of what was deleted back to the disk, and leave nothing of it in the file.
+
+        Returns False where that cannot be just now: another process writes, or there is no room for a copy.
+        """
+        with self._writing, self._telling():
+            self._open_again()
+            try:
+                self._writer.execute("VACUUM")
+                # it says that it is busy, and raises nothing, where somebody still reads what was before
+                (is_busy, _, _) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL")):
+                    return False
+                raise
+        return not is_busy
+
     def close(self) -> None:
         """Close the file. May be called again."""
         with self._writing:
@@ -211,7 +228,7 @@ class Database:
         if version > len(MIGRATIONS):
             raise JobError(
                 f"{self.path}: written by a newer version of orchestra (format {version}, this one knows "
-                f"{len(MIGRATIONS)}); upgrade with: pip install -U orchestra-llm"
+                f"{len(MIGRATIONS)}); upgrade orchestra here"
             )
         for migration in MIGRATIONS[version:]:
             for statement in migration:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestra.errors import JobError, JobLocked
 
-__all__ = ["JobLock", "is_locked"]
+__all__ = ["JobLock", "is_locked", "lock_to"]
 
 
 class JobLock:
@@ -49,6 +49,14 @@ class JobLock:
             descriptor, self._descriptor = self._descriptor, None
             self._path.unlink(missing_ok=True)
             os.close(descriptor)
+
+
+def lock_to(verb: str, store: Path, name: str) -> JobLock:
+    """Return the lock of a job, to ``verb`` it. Raises JobLocked, which says what has to be done before."""
+    try:
+        return JobLock(store, name)
+    except JobLocked as error:
+        raise JobLocked(f"job {name!r} is being run: stop that first (Ctrl-C), then {verb} it") from error
 
 
 def is_locked(store: Path, name: str) -> bool:

@@ -143,6 +143,17 @@ class JobStore:
     def _removed(self) -> str:
         return f"{self.path}: the job was removed from the store"
 
+    def models(self, job: int, *, with_failed: bool = False) -> list[str]:
+        """Return the models that lines without an end ask for, and failed ones where that is wanted."""
+        states = "('pending', 'failed')" if with_failed else "('pending')"
+        with self.database.reading() as db:
+            rows = db.execute(
+                "SELECT DISTINCT json_extract(CAST(body AS TEXT), '$.model') AS model FROM lines "
+                f"WHERE job = ? AND state IN {states} AND body IS NOT NULL ORDER BY model",
+                (job,),
+            ).fetchall()
+        return [model for (model,) in rows if isinstance(model, str)]
+
     # lines going in
 
     def has_asked(self, job: int) -> bool:
@@ -259,6 +270,15 @@ class JobStore:
             if count := undo_failures(db, job):
                 db.execute("UPDATE jobs SET deadline = ?2 WHERE id = ?1 AND deadline <= ?3", (job, deadline, now))
         return count
+
+    def set_deadline(self, job: int, deadline: float) -> None:
+        """Give a job another deadline, in unix time. Whoever calls holds its lock.
+
+        Lines that were to go by themselves under the one before are decided about anew.
+        """
+        with self.database.writing() as db:
+            db.execute("UPDATE jobs SET deadline = ?2 WHERE id = ?1", (job, deadline))
+            db.execute("UPDATE lines SET outlet = NULL WHERE job = ? AND state = 'pending' AND outlet = 0", (job,))
 
     def retriable(self, job: int, after: int, *, max_lines: int, max_bytes: int) -> list[Line]:
         """Return the next lines after number ``after`` that `retry_failed` would make pending again."""

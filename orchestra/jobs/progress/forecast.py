@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,12 +18,14 @@ from orchestra.call import Call
 from orchestra.dispatch.accounts import Account
 from orchestra.dispatch.route_table import Target
 from orchestra.jobs.intake.survey import Kind, Survey
+from orchestra.jobs.progress.day_wait import DayWait, DayWaits, taken_by
 from orchestra.jobs.progress.pace import AllowedPace, Metered, pace_of
 from orchestra.policies.diversion import SyncPace, choose
 from orchestra.providers import Endpoint
 
 __all__ = ["Forecast", "Way", "forecast"]
 
+_DAY = 86_400.0
 _AROUND = 250
 """Bytes that a line grows by in a batch."""
 _SPLIT = "a batch gets no more than could still be answered in time if it were late"
@@ -53,9 +55,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """All ways, in the order of their lines in the input."""
+    """All ways, in the order of their lines in the input, and the limits of a day that make lines wait."""
 
     ways: tuple[Way, ...]
+    waits: tuple[DayWait, ...] = ()
 
     @property
     def cost(self) -> CostRange:
@@ -85,7 +88,8 @@ def forecast(
 
     ``p90`` says how long batches of an outlet took lately: see `BatchLedger.p90`.
     """
-    kinds = [_Kind(kind, desk) for kind in survey.kinds.values()]
+    waits = DayWaits()
+    kinds = [_Kind(kind, desk, waits) for kind in survey.kinds.values()]
     pace = pace_of([kind.pace for kind in kinds])
     ways: list[Way] = []
     riding = 0
@@ -93,7 +97,7 @@ def forecast(
         found = kind.ways(deadline, desk.wall(), pace, survey.lines - riding, riding, p90)
         riding += sum(way.lines for way in found if way.batches)
         ways += found
-    return Forecast(tuple(ways))
+    return Forecast(tuple(ways), waits.longer_than_a_day())
 
 
 class _Sync(NamedTuple):
@@ -105,9 +109,11 @@ class _Sync(NamedTuple):
 
 
 class _Kind:
-    def __init__(self, kind: Kind, desk: BatchDesk) -> None:
+    def __init__(self, kind: Kind, desk: BatchDesk, waits: DayWaits) -> None:
         self._kind = kind
-        call = Call.originate(kind.path, {"model": kind.model})
+        self._desk = desk
+        self._waits = waits
+        self._call = call = Call.originate(kind.path, {"model": kind.model})
         self._first: Target = desk.targets(call)[0]
         self._batches = desk.routes(call)
         self.pace = AllowedPace()
@@ -150,7 +156,7 @@ class _Kind:
             batches=self._count(route, lines),
             cost=self._batch_cost(route, lines),
             setting=_setting(route.account, route.model),
-            seconds=choice.outlet.duration,
+            seconds=_with_days(choice.outlet.duration, self._days_of_riders(route, lines)),
             at_most=window if deadline is None else min(window, deadline - now),
         )
         rest = kind.lines - lines
@@ -176,8 +182,27 @@ class _Kind:
             why,
             cost=self._sync_cost(lines),
             setting=None if first.account is None else _setting(first.account, first.model or ""),
-            seconds=None if is_local or not rate else lines / rate,
+            seconds=_with_days(None if is_local or not rate else lines / rate, self._days_alone(lines)),
         )
+
+    def _days_of_riders(self, route: BatchRoute, lines: int) -> float:
+        """Return for how many days lines wait before they ride. A batch is no call: it counts in dollars alone."""
+        each = taken_by(self._kind.samples, route.account, route.endpoint, route.model, factor=route.price_factor)
+        counted = each if route.form.is_call else {"usd": each["usd"]}
+        return self._days(route.account, route.model, lines, counted)
+
+    def _days_alone(self, lines: int) -> float:
+        account, model = self._first.account, self._first.model
+        if account is None or model is None:
+            return 0.0
+        endpoint = account.provider.endpoint(self._first.path)
+        return self._days(account, model, lines, taken_by(self._kind.samples, account, endpoint, model))
+
+    def _days(self, account: Account, model: str, lines: int, each: Mapping[str, float]) -> float:
+        if (group := account.limits(model)) is None:
+            return 0.0
+        limits = self._desk.day_limits(account, self._call, model)
+        return self._waits.add(account.name, group.models, limits, lines, each)
 
     def _count(self, route: BatchRoute, lines: int) -> int:
         bytes = lines * (self._kind.size / self._kind.lines + _AROUND)
@@ -201,6 +226,13 @@ class _Kind:
         if self._first.account is None:
             return CostRange(0.0, 0.0)  # nobody sends a bill
         return estimate(self._first.account.price(self._first.model or ""), *self._tokens(lines))
+
+
+def _with_days(seconds: float | None, days: float) -> float | None:
+    """Return how long lines take that are let in over so many days; None where some never are."""
+    if not days:
+        return seconds
+    return None if days == math.inf else max(seconds or 0.0, days * _DAY)
 
 
 def _setting(account: Account, model: str) -> str | None:

@@ -16,6 +16,7 @@ _SAMPLE = 200
 """How many lines of a kind are looked at for how many tokens one takes."""
 _BULK_SHARE = 0.85
 """What of a limit is thought to be bulk's: what the interactive reserve leaves at first."""
+_METRICS = ("tokens", "input_tokens", "output_tokens")
 _LEAST_BUSY = 3.0
 """Seconds that lines count as having taken at least: a short burst says little about a pace."""
 
@@ -39,14 +40,16 @@ class AllowedPace:
     def __init__(self) -> None:
         self._route: Metered | None = None
         self._seen = 0
-        self._tokens = 0.0
+        self._tokens = dict.fromkeys(_METRICS, 0.0)
 
     def look(self, route: Metered, payload: Mapping[str, Any]) -> None:
         """Learn from a line how many tokens one takes."""
         self._route = route
         if self._seen < _SAMPLE:
             self._seen += 1
-            self._tokens += route.account.provider.charge(route.endpoint, payload).tokens
+            charge = route.account.provider.charge(route.endpoint, payload)
+            for metric in _METRICS:
+                self._tokens[metric] += getattr(charge, metric)
 
     def lines_per_second(self) -> float | None:
         """Return what bulk gets of the limits; None where none is set."""
@@ -57,8 +60,10 @@ class AllowedPace:
         minute = []
         if limits.requests_per_minute is not None:
             minute.append(limits.requests_per_minute)
-        if limits.tokens_per_minute is not None and self._tokens:
-            minute.append(limits.tokens_per_minute * self._seen / self._tokens)
+        for metric, tokens in self._tokens.items():
+            limit: float | None = getattr(limits, f"{metric}_per_minute")
+            if limit is not None and tokens:
+                minute.append(limit * self._seen / tokens)
         return _BULK_SHARE * min(minute) / 60.0 if minute else None
 
 

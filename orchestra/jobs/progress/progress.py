@@ -14,6 +14,8 @@ __all__ = ["MachineCost", "OpenBatch", "Progress", "RateMeter", "counted", "form
 
 _AT_ONCE = ("sync", "local")
 """The ways of answering that do not wait."""
+_TELLING = 5
+"""How many events make a rate that says when others come: of one or two it says how long they took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Progress:
     file that was checked those that there are. ``rate`` is in lines per second over the last half minute, and
     ``seconds_left`` what that rate promises for lines that go by themselves, and the durations of earlier batches
     for those that ride; both are None where they are not known, as for a job that this process does not run.
+    ``seconds_left`` is told from the fifth line on, and not while the job waits.
     ``deadline`` (unix time) holds in any case. ``waiting`` says why nothing is sent just now, and until when,
     where faults that are not the lines' own have come.
 
@@ -131,7 +134,7 @@ class Progress:
         if self.batches:
             text += f", {self.riding} in {counted(len(self.batches), 'batch', 'batches')}"
         if self.rate is not None:
-            text += f", {self.rate:.1f} lines/s"
+            text += f", {_rate(self.rate)}"
         if self.usd:
             text += f", {format_usd(self.usd)} so far"
         if self.seconds_left is not None and self.pending:
@@ -147,6 +150,11 @@ def _known(kind: Any, told: Mapping[str, Any]) -> dict[str, Any]:
 def counted(count: int, one: str, several: str) -> str:
     """Return ``count`` with the word for so many."""
     return f"{count:,} {one if count == 1 else several}"
+
+
+def _rate(rate: float) -> str:
+    """Return lines a second as a text that is never nought."""
+    return f"{rate:.1f} lines/s" if rate >= 0.1 else f"{60 * rate:.1f} lines/min"
 
 
 def format_usd(usd: float) -> str:
@@ -186,6 +194,11 @@ class RateMeter:
         began, before = marks[0]
         total = marks[-1][1]
         return (total - before) / (now - began) if total > before and now > began else None
+
+    def seconds_for(self, count: int, now: float) -> float | None:
+        """Return in how many seconds ``count`` more events come at that rate; None where too few did to tell."""
+        rate = self.rate(now) if self._marks[-1][1] >= _TELLING else None
+        return count / rate if rate else None
 
     def _forget(self, now: float) -> None:
         while len(self._marks) > 2 and self._marks[1][0] <= now - self._window:

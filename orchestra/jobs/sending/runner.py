@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -17,12 +16,14 @@ from textwrap import shorten
 from typing import Literal
 
 from orchestra.call import Call, Outcome
-from orchestra.clock import wall
+from orchestra.clock import REAL_TIME, Clock
+from orchestra.dispatch import Outage
 from orchestra.durations import format_duration
 from orchestra.errors import JobError, OrchestraError
 from orchestra.jobs.ledger.line import Line
 from orchestra.jobs.ledger.record import End, JobRecord, LineError
 from orchestra.jobs.ledger.store import JobStore
+from orchestra.jobs.ledger.threads import in_thread
 from orchestra.jobs.progress.pace import BusyMeter
 from orchestra.jobs.progress.progress import RateMeter
 from orchestra.jobs.sending.patience import Patience
@@ -59,6 +60,7 @@ class Runner:
 
     ``alone``: only those are sent that were dealt to go by themselves; otherwise all. ``last_chance`` is awaited
     when the job's deadline has passed, before what has no end is given up: it may bring answers from elsewhere.
+    ``outage`` says why nobody answers just now: calls that try again and again have not told it yet.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Runner:
         patience: Patience,
         on_ended: Callable[[int], None],
         price: Price = _unpriced,
+        outage: Callable[[], Outage | None] = lambda: None,
         alone: bool = False,
         last_chance: Callable[[], Awaitable[object]] | None = None,
+        clock: Clock = REAL_TIME,
     ) -> None:
         self._store = store
         self._job = job
@@ -81,6 +85,7 @@ class Runner:
         self._patience = patience
         self._on_ended = on_ended
         self._price = price
+        self._outage = outage
         self._outlet: Literal["any", 0] = 0 if alone else "any"
         self._last_chance = last_chance
         self._taken: set[int] = set()  # lines whose end is not in the ledger yet
@@ -88,7 +93,8 @@ class Runner:
         self._again: deque[Line] = deque()
         self._last_number = 0
         self._rewinds = 0
-        self._meter = RateMeter(time.monotonic())
+        self._clock = clock
+        self._meter = RateMeter(clock.monotonic())
         self._pace = BusyMeter()
         self._calls: dict[asyncio.Task[None], int] = {}  # and the numbers of their lines
         self._ends: list[End] = []
@@ -126,21 +132,25 @@ class Runner:
             self._taken.discard(line.number)
         self.rewind()
 
-    def rate(self) -> float | None:
-        """Return how many lines a second have ended lately; None where none has."""
-        return self._meter.rate(time.monotonic())
+    def seconds_for(self, lines: int) -> float | None:
+        """Return how long so many lines take as fast as they ended lately; None where too few have."""
+        return self._meter.seconds_for(lines, self._clock.monotonic())
 
     def pace(self) -> float | None:
         """Return how many lines a second are answered while there are any to send; None where none was."""
-        return self._pace.rate(time.monotonic())
+        return self._pace.rate(self._clock.monotonic())
 
     def waiting(self) -> str | None:
         """Return why nothing but a try is sent, until when, and what then; None where all goes well."""
-        if not self._patience.trying:
+        outage, trying = self._outage() if self._calls else None, self._patience.trying
+        if outage is None and not trying:
             return None
-        pause = self._patience.pause(time.monotonic())
-        step = f"next try in {math.ceil(pause)}s" if pause else "trying one line"
-        return f"{self._fault}; {step}; gives up after {format_duration(self._patience.limit)} of no answer at all"
+        reason, wait = (self._fault, 0.0) if outage is None else outage
+        wait = max(wait, self._patience.pause(self._clock.monotonic()))
+        told = f"{_short(reason)}; {f'next try in {math.ceil(wait)}s' if wait else 'trying one line'}"
+        if not trying:
+            return told
+        return f"{told}; gives up after {format_duration(self._patience.limit)} of no answer at all"
 
     async def run(self) -> None:
         """Send until every line has an end. Raises JobError where that cannot be.
@@ -150,7 +160,7 @@ class Runner:
         recorder = asyncio.create_task(self._record())
         recorder.add_done_callback(lambda _: self.stir())
         deadline = self._job.deadline
-        bound = asyncio.timeout(None if deadline is None else max(0.0, deadline - wall()))
+        bound = asyncio.timeout(None if deadline is None else max(0.0, deadline - self._clock.wall()))
         try:
             async with bound:
                 await self._send_all(recorder)
@@ -165,6 +175,8 @@ class Runner:
             self._closing = True
             self._ended.set()
             await recorder
+            if self._fault_noted:  # it stands still no more for that: it is over, or whoever ended it says why
+                await in_thread(self._store.stop, self._job.id, None)
         if bound.expired():
             if self._last_chance is not None:
                 await self._last_chance()
@@ -186,7 +198,7 @@ class Runner:
             under_way = len(self._calls) + len(self._ends) + self._recording
             if under_way >= (1 if self._patience.trying else self._window):
                 await self._stirred.wait()
-            elif pause := self._patience.pause(time.monotonic()):
+            elif pause := self._patience.pause(self._clock.monotonic()):
                 await _wait(self._stirred, pause)
             elif (line := await self._next_line()) is not None:
                 self._start(line)
@@ -199,7 +211,9 @@ class Runner:
         """Let other processes know, once for each outage, why the job stands still."""
         if self._fault_noted != self._patience.trying:
             self._fault_noted = self._patience.trying
-            reason = self._fault if self._fault_noted else None
+            outage = self._outage()
+            fault = self._fault if outage is None else _short(outage.reason)
+            reason = fault if self._fault_noted else None
             await asyncio.to_thread(self._store.stop, self._job.id, reason)
 
     async def _next_line(self) -> Line | None:
@@ -228,7 +242,7 @@ class Runner:
 
     def _start(self, line: Line) -> None:
         self._taken.add(line.number)
-        self._pace.work(True, time.monotonic())
+        self._pace.work(True, self._clock.monotonic())
         call = asyncio.create_task(self._ask(line))
         self._calls[call] = line.number
         call.add_done_callback(self._finished)
@@ -237,7 +251,7 @@ class Runner:
         number = self._calls.pop(call)
         if call.cancelled():
             self._taken.discard(number)
-            self._pace.work(bool(self._taken), time.monotonic())
+            self._pace.work(bool(self._taken), self._clock.monotonic())
         elif (error := call.exception()) is not None:
             self._crash = error
         self.stir()
@@ -255,8 +269,8 @@ class Runner:
             else:
                 self._end(End(line.number, verdict.error, status_code=verdict.status_code))
             return
-        self._fault = shorten(verdict.error.message, FAULT_TOLD, placeholder=" ...")
-        if verdict.hopeless or not self._patience.fault(time.monotonic(), verdict.retry_after):
+        self._fault = _short(verdict.error.message)
+        if verdict.hopeless or not self._patience.fault(self._clock.monotonic(), verdict.retry_after):
             self._stop(verdict)
         else:
             self._again.append(line)
@@ -279,7 +293,7 @@ class Runner:
     def _expires_at(self) -> float | None:
         if self._job.deadline is None:
             return None
-        return time.monotonic() + self._job.deadline - wall()
+        return self._clock.monotonic() + self._job.deadline - self._clock.wall()
 
     def _end(self, end: End) -> None:
         if end.status_code is not None:
@@ -308,9 +322,9 @@ class Runner:
                 count = await asyncio.to_thread(self._store.finish, self._job.id, ends)
                 self._recording = 0
                 self._taken.difference_update(end.number for end in ends)
-                self._meter.add(time.monotonic(), len(ends))
-                self._pace.add(time.monotonic(), len(ends))
-                self._pace.work(bool(self._taken), time.monotonic())
+                self._meter.add(self._clock.monotonic(), len(ends))
+                self._pace.add(self._clock.monotonic(), len(ends))
+                self._pace.work(bool(self._taken), self._clock.monotonic())
                 self._on_ended(count)
                 self.stir()
 
@@ -323,6 +337,10 @@ class Runner:
             if loaded:
                 return
             await self._stirred.wait()
+
+
+def _short(fault: str) -> str:
+    return shorten(fault, FAULT_TOLD, placeholder=" ...")
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

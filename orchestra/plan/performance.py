@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestra.errors import InputError
-from orchestra.plan.lengths import LengthMix
+from orchestra.plan.length_mix import LengthMix
 from orchestra.plan.roofline import Roofline, StepTime
 
 if TYPE_CHECKING:
     from orchestra.localengine.models.capacity import Capacity
 
-__all__ = ["ENOUGH", "Load", "Operation", "largest"]
+__all__ = ["ENOUGH", "Operation", "Performance", "largest"]
 
 ENOUGH = 0.95
 """Of the most output that there can be, what is near enough to it."""
@@ -45,15 +45,15 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Performance:
     """A mix of requests on a device.
 
     ``most`` requests fit as they run, and ``at_p50`` and ``at_p95`` if all were as long as those; 0 where not one
     is. ``first_token_...``: seconds until a prompt of that length has its first output token, where no other
     request is. ``crossing`` is the batch from which on steps are bound by computing, None where none is.
     ``operations`` are those of some batches, the last of as many as fit, or as the bound on the time between
-    tokens allows. ``best`` is the smallest of all whose output comes near that of the last: beyond it everybody
-    waits longer for hardly more.
+    tokens allows. ``aim`` is the most whose TPOT is within ``target_seconds``, where that holds. ``best`` is the
+    smallest of all whose output comes near that of ``aim``: beyond it everybody waits longer for hardly more.
     """
 
     mix: LengthMix
@@ -64,12 +64,23 @@ class Load:
     first_token_p95: float
     crossing: int | None
     operations: tuple[Operation, ...]
+    target_seconds: float | None
+    aim: Operation
     best: Operation
 
     @classmethod
-    def of(cls, roofline: Roofline, capacity: Capacity, mix: LengthMix, most_seconds: float | None = None) -> Load:
+    def of(
+        cls,
+        roofline: Roofline,
+        capacity: Capacity,
+        mix: LengthMix,
+        most_seconds: float | None = None,
+        *,
+        target_seconds: float | None = None,
+    ) -> Performance:
         """That of ``mix``, with at most ``most_seconds`` between the tokens of an output.
 
+        Without that bound, ``target_seconds`` is what the best one keeps to, where one request alone does.
         Raises InputError where they do not fit, or even a single one takes longer.
         """
         if (length := mix.mean_running) > capacity.max_context:
@@ -96,8 +107,11 @@ class Load:
         if limit < 1:
             alone = operation(1).serving.seconds * 1000
             raise InputError(f"a single request already has {alone:.1f} ms between its tokens: allow more")
-        near = ENOUGH * operation(limit).output_tokens_per_second
-        best = 1 + largest(limit - 1, lambda batch: operation(batch).output_tokens_per_second < near)
+        aim, target = limit, target_seconds if most_seconds is None else None
+        if target is not None:
+            aim = max(1, largest(limit, lambda batch: operation(batch).serving.seconds <= target))
+        near = ENOUGH * operation(aim).output_tokens_per_second
+        best = 1 + largest(aim - 1, lambda batch: operation(batch).output_tokens_per_second < near)
         crossing = roofline.crossing(context)
         prompts = sorted(lengths.prompt for lengths in mix.requests)
         return cls(
@@ -109,6 +123,8 @@ class Load:
             first_token_p95=roofline.first_token(prompts[-(-len(prompts) * 95 // 100) - 1]),
             crossing=crossing,
             operations=tuple(operation(size) for size in _batches(limit, best, crossing)),
+            target_seconds=target,
+            aim=operation(aim),
             best=operation(best),
         )
 

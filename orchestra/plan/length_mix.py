@@ -1,25 +1,25 @@
-"""How long requests are: from a few percentiles, or from requests that there were."""
+"""The sizes of requests: of two distributions, or of requests that there were."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean
+from statistics import fmean
 
 from orchestra.errors import InputError
+from orchestra.lengths import Lengths
+from orchestra.policies.rank import nearest_rank
 
-__all__ = ["LengthMix", "Lengths"]
+__all__ = ["LengthMix", "RequestSize"]
 
-_NORMAL = NormalDist()
 _QUANTILES = 200  # that stand for a distribution
 _MOST = 10**7  # tokens of a prompt or an output
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class RequestSize:
     """A request's prompt, and its output, in tokens."""
 
     prompt: int
@@ -34,21 +34,13 @@ class Lengths:
 class LengthMix:
     """Requests that stand for all, each as frequent as the others; at least one."""
 
-    requests: tuple[Lengths, ...]
+    requests: tuple[RequestSize, ...]
 
     @classmethod
-    def of_percentiles(cls, prompt: str, output: str) -> LengthMix:
-        """From texts such as ``200:p50,1500:p95``, or ``200`` where all are alike.
-
-        Through two percentiles goes a log-normal distribution, which lengths of texts mostly are like; with more
-        it changes its width at each. A long prompt has a long output: that needs the most memory. Raises
-        InputError.
-        """
-        prompts, outputs = (
-            _Percentiles.parse(text, what) for text, what in ((prompt, "prompt"), (output, "output"))
-        )
+    def of(cls, prompt: Lengths, output: Lengths) -> LengthMix:
+        """From two distributions. A long prompt has a long output: that needs the most memory."""
         places = [(i + 0.5) / _QUANTILES for i in range(_QUANTILES)]
-        return cls(tuple(Lengths(prompts.at(place), outputs.at(place)) for place in places))
+        return cls(tuple(RequestSize(prompt.at(place), output.at(place)) for place in places))
 
     @classmethod
     def of_trace(cls, lines: Iterable[str], source: str) -> LengthMix:
@@ -95,65 +87,10 @@ class LengthMix:
 
     def total_at(self, share: float) -> int:
         """Prompt and output together that a ``share`` of the requests does not exceed (nearest rank)."""
-        totals = sorted(lengths.total for lengths in self.requests)
-        return totals[max(0, math.ceil(share * len(totals)) - 1)]
+        return nearest_rank((lengths.total for lengths in self.requests), share)
 
 
-@dataclass(frozen=True, slots=True)
-class _Percentiles:
-    """Pairs of a standard normal deviate and the logarithm of a length, both rising."""
-
-    points: tuple[tuple[float, float], ...]
-
-    @classmethod
-    def parse(cls, text: str, what: str) -> _Percentiles:
-        points = []
-        for part in text.split(","):
-            length, _, percentile = part.strip().partition(":")
-            tokens = _whole(length.strip().replace("_", ""))
-            if tokens is None or not 1 <= tokens <= _MOST:
-                raise _unreadable(text, what, f"{length.strip()[:40]!r} is no number of tokens")
-            points.append((_deviate(percentile.strip(), text, what) if percentile else None, float(tokens)))
-        if len(points) == 1:  # one length, of whatever percentile, is all that is known
-            return cls(((0.0, math.log(points[0][1])),))
-        known = sorted((deviate, tokens) for deviate, tokens in points if deviate is not None)
-        if len(known) < len(points):
-            raise _unreadable(text, what, "each of several lengths needs its percentile")
-        for (low, shorter), (high, longer) in itertools.pairwise(known):
-            if low == high or shorter > longer:
-                raise _unreadable(text, what, "a higher percentile must have the greater length")
-        return cls(tuple((deviate, math.log(tokens)) for deviate, tokens in known))
-
-    def at(self, share: float) -> int:
-        """The length that a ``share`` of all does not exceed."""
-        if len(self.points) == 1:
-            return round(math.exp(self.points[0][1]))
-        deviate = _NORMAL.inv_cdf(share)
-        above = next((i for i, (x, _) in enumerate(self.points) if i and x >= deviate), len(self.points) - 1)
-        (x0, y0), (x1, y1) = self.points[above - 1 : above + 1]
-        y = y0 + (y1 - y0) * (deviate - x0) / (x1 - x0)
-        return min(_MOST, max(1, round(math.exp(min(y, math.log(_MOST))))))
-
-
-def _deviate(percentile: str, text: str, what: str) -> float:
-    try:
-        share = float(percentile.removeprefix("p")) / 100
-    except ValueError:
-        share = math.nan
-    if not (percentile.startswith("p") and 0 < share < 1):
-        raise _unreadable(text, what, f"{percentile[:40]!r} is no percentile from p0.1 to p99.9")
-    return _NORMAL.inv_cdf(share)
-
-
-def _unreadable(text: str, what: str, why: str) -> InputError:
-    return InputError(f"the {what} lengths {text[:80]!r} cannot be read: {why}. Write 512, or 200:p50,1500:p95")
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
-
-
-def _of_line(line: str, place: str) -> Lengths | None:
+def _of_line(line: str, place: str) -> RequestSize | None:
     """The lengths that a line tells; None for a request that has no answer."""
     try:
         told = json.loads(line)
@@ -171,7 +108,7 @@ def _of_line(line: str, place: str) -> Lengths | None:
     prompt, output = found
     if prompt is None or output is None:
         raise InputError(f"{place} has no prompt_tokens and completion_tokens that are whole numbers from 0")
-    return Lengths(max(prompt, 1), max(output, 1))
+    return RequestSize(max(prompt, 1), max(output, 1))
 
 
 _OUTPUTS: Sequence[str] = ("completion_tokens", "output_tokens")

@@ -1,0 +1,1 @@
+"""One workload through several load generators on one server: the parts of ``benchmarks/agreement.py``."""
