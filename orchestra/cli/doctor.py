@@ -14,18 +14,19 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from orchestra.cli.doctor_connections import check_connections
 from orchestra.cli.doctor_engines import check_engines
 from orchestra.cli.finding import Finding
 from orchestra.cli.price_gaps import price_gaps
 from orchestra.cli.settings import DEFAULT_CONFIG, cannot_be_made, find_settings, shown
-from orchestra.config import Config, default_config
 from orchestra.errors import ConfigError
 from orchestra.extras import pip_install
+
+if TYPE_CHECKING:
+    from orchestra.config import Config
 
 __all__ = ["doctor", "examine"]
 
@@ -76,6 +77,9 @@ def examine(path: Path | None = None, *, deep: bool = False, offline: bool = Fal
 
     ``offline``: the network is left alone.
     """
+    from orchestra.cli.doctor_connections import check_connections
+    from orchestra.config import default_config
+
     yield check_python(sys.version_info[:3])
     config, finding = check_config(path)
     yield finding

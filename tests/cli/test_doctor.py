@@ -27,7 +27,8 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ORCHESTRA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(doctor, "check_connections", lambda providers: iter(()))  # no test leaves this machine
+    connections = "orchestra.cli.doctor_connections.check_connections"
+    monkeypatch.setattr(connections, lambda providers: iter(()))  # no test leaves this machine
 
 
 def find(findings, name):
