@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import random
-import selectors
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from orchestra.call import Body, Call, Headers
 from orchestra.config import parse_config
 from orchestra.dispatch import Dispatcher
 from orchestra.policies.rank import nearest_rank
+from orchestra.simulate.virtual_loop import VirtualLoop
 from orchestra.wire import WireResponse
 
 ANSWER = {
@@ -32,29 +32,6 @@ ANSWER = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9},
 }
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose time passes only while nobody has anything to do."""
-
-    def __init__(self) -> None:
-        super().__init__(_Jumping(self))
-        self.now = 0.0
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
-        if not ready and timeout:
-            self._loop.now += timeout
-        return ready
 
 
 class LotteryWire:
